@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from layers import MLP, Attention, Layer, RMSNorm, Rotary
+from layers import MLP, Attention, Decoder, Layer
 from torch import Tensor, nn
 
 from program import train_language_model
@@ -26,27 +26,16 @@ class Experts(nn.Module):
         return result.view_as(x)
 
 
-class Model(nn.Module):
-    def __init__(self, layers: int, width: int, inner: int, vocabulary: int, experts: int) -> None:
-        super().__init__()
-        heads = width // 64
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(
-            Layer(width, Attention(width, heads, heads // 4), Experts(width, inner, experts))
-            for _ in range(layers)
-        )
-        self.norm, self.rotary = RMSNorm(width), Rotary(64)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+def model(layers: int, width: int, inner: int, vocabulary: int, experts: int) -> Decoder:
+    heads = width // 64
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        turn = self.rotary(x, torch.arange(tokens.shape[1], device=tokens.device))
-        for layer in self.layers:
-            x = layer(x, turn)
-        return self.head(self.norm(x))
+    def make() -> Layer:
+        return Layer(width, Attention(width, heads, heads // 4), Experts(width, inner, experts))
+
+    return Decoder(width, vocabulary, layers, make)
 
 
 SIZES = {"layers": 8, "width": 1024, "inner": 3584, "vocabulary": 32000, "experts": 8}
 
 if __name__ == "__main__":
-    train_language_model(__doc__ or "", Model, SIZES, shortest=128, longest=2048)
+    train_language_model(__doc__ or "", model, SIZES, shortest=128, longest=2048)

@@ -17,13 +17,14 @@ import pytest
 import torch
 from torch import nn
 
+from marks import NEEDS_LIBRARY
 from oxytorch import _library
 from oxytorch.core import sources
 from oxytorch.core.sources import MISSING, Places
 from oxytorch.core.words import Offsets, offsets
 from oxytorch.program.reachable import _table_of
 
-pytestmark = pytest.mark.skipif(not _library.loaded, reason="the library is missing")
+pytestmark = NEEDS_LIBRARY
 
 
 @contextmanager

@@ -9,15 +9,14 @@ import torch
 from harness import LEVELS
 from torch import Tensor
 
-from oxytorch import _library, isa, testing
+from marks import NEEDS_LIBRARY
+from oxytorch import isa, testing
 from oxytorch.ops.convolution_panels import convolution_panels, matrix_of
 from oxytorch.ops.depthwise_convolution import depthwise_convolution
 from oxytorch.ops.panels import layout
 from oxytorch.ops.panels.formats import PLAIN_NAMES
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 # x, out_channels, kernel, stride, padding, dilation, groups
 CALLS: tuple[tuple[tuple[int, ...], int, Any, Any, Any, Any, int], ...] = (
