@@ -221,7 +221,7 @@ def test_changes_at_random_are_seen_as_a_full_comparison_sees_them(
             expected = in_python.are_current()
             assert compared.are_current() is expected
             assert by_words.are_current() is expected
-            assert by_words.are_current() is expected  # also of words that were noted anew
+            assert by_words.are_current() is expected  # also of words that were noted again
 
 
 def test_words_are_found() -> None:

@@ -5,7 +5,7 @@ description). The description is a dictionary, whose `sha256` has that of each t
 `made_by` the versions of oxytorch and torch; the rest belongs to the format. An entry of a tensor
 has `tensor` (its name in the file), dtype, shape and order (in which its dimensions lie in memory).
 
-A file holds no code. Nothing of it is believed: all is checked before it is used.
+A file holds no code. All of it is checked before it is used.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ LOGITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Of a whole step of a language model from the model's own code, as a fraction of the largest."""
 
 PACKED_LAYER = {None: 0.02, 8: 0.05, 4: 0.5}
-"""Of a packed decoder layer from the layer with its plain weights, as a fraction of the answer's
+"""Of a packed decoder layer from the layer with its plain weights, as a fraction of the output's
 size, by the bits of the codes: rounding to so few bits is no mistake. The first layer of each
 structure, and each that differs by more, is held to `PACKED_MULTIPLE` instead."""
 

@@ -315,7 +315,7 @@ _TRIED: WeakKeyDictionary[nn.Module, dict[bool, str | None]] = WeakKeyDictionary
 def _state_name(decoder: PlainDecoder, several: bool) -> str | None:
     """What a model calls its state, or None where going on from it gives other scores.
 
-    several: for more than one sequence. Nothing is believed before it was tried on numbers. Raises
+    several: for more than one sequence. Each plan is tried on numbers before it is used. Raises
     TypeError where a token changes the scores of those before it.
     """
     from .transformers_cache import state_of

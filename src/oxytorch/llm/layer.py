@@ -153,7 +153,7 @@ class RoutedMlp:
         return weights, indices
 
     def mixed(self, x: Tensor, residual: Tensor | None, weights: Tensor, indices: Tensor) -> Tensor:
-        """Returns the answers of these experts times their weights, + residual if there is one."""
+        """Returns the outputs of these experts times their weights, + residual if there is one."""
         if self.packed is None:
             rows = x.reshape(-1, x.shape[-1])
             result = self._one_by_one(rows, weights, indices).view(x.shape)

@@ -1,7 +1,7 @@
 """Traces of allocations: what a program asked of an allocator, and when. One file each.
 
 A file is the magic, a version, the length and the sha256 of what follows, a description (JSON), and
-columns of numbers, each compressed. It holds no code, and nothing of it is believed: all is checked
+columns of numbers, each compressed. It holds no code, and all of it is checked
 before it is used.
 """
 

@@ -26,10 +26,10 @@ Run = Callable[[], Any]
 ROUNDS = 9
 """Paired rounds per comparison; the median of their ratios decides."""
 FIRST_ROUNDS = 3
-"""Rounds after which a model that is no slower than it was is believed to be so, if calls are not
+"""Rounds after which a model that is no slower than it was counts as such, if calls are not
 short."""
 CLEAR_ROUNDS, HOPELESS = 2, 1.5
-"""Rounds after which it is believed to be faster where it gained in each, and after which one that
+"""Rounds after which it counts as faster where it gained in each, and after which one that
 took so many times as long in each is timed no more."""
 DECISIVE, DECISIVE_LONG = 0.5, 0.85
 """Part of the time of the others in the first round, up to which no other round is needed: for
@@ -40,7 +40,7 @@ SHORT = 0.05
 """Seconds of two models' calls together up to which calls are short: each is timed after one that
 is not."""
 ENOUGH = 0.05
-"""Seconds of rounds of short calls, before which they are not believed."""
+"""Seconds of rounds of short calls, before which they do not decide."""
 LOSS = 1.03
 """Ratio above which a model is slower than it was."""
 GAIN = 0.98

@@ -1,4 +1,4 @@
-"""`quantize_`: replace weights of linear layers by codes of 4 or 8 bits, in place."""
+"""`quantize_`: quantize the weights of linear layers to 4 or 8 bits, in place."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def _check(model: nn.Module, config: WeightConfig) -> None:
 def _needed(layers: Iterable[Layer], others: Iterable[OtherLayer], config: WeightConfig) -> int:
     """The most bytes beyond those of the model that are in use at any time.
 
-    While a layer is quantized its plain weight, its codes (a byte each) and its panels stand side
+    While a layer is quantized its plain weight, its quantized values (a byte each) and its panels stand side
     by side; then the plain weight goes, unless an embedding keeps it.
     """
     grown = most = 0

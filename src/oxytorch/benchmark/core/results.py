@@ -31,7 +31,7 @@ Record = dict[str, Any]
 
 `peer` is its name, `label` what tables call it. `status` says whether it was measured; `reason` why
 not; `notes` what else a reader should know. Times are seconds: `rounds` one for each round,
-`seconds` their spread, `prepare_seconds` before the first answer. `speedup` is the time of the base
+`seconds` their spread, `prepare_seconds` before the first output. `speedup` is the time of the base
 (`eager`) divided by this one's, paired round by round. `difference` is the largest absolute
 difference from the base in fp32, divided by the largest magnitude, `allowed_difference` what it may
 be. `fraction_of_limit` is the least possible time over the measured one.
@@ -39,7 +39,7 @@ be. `fraction_of_limit` is the least possible time over the measured one.
 
 
 def is_measured(record: Record | None) -> bool:
-    """Whether there is a record, of a peer that ran with the right answer and has times."""
+    """Whether there is a record, of a peer that ran with the correct outputs and has times."""
     return record is not None and record["status"] == "measured"
 
 
