@@ -144,7 +144,8 @@ OXY_INLINE i32v dot_bytes(i32v sum, i32v of_unsigned, i32v of_signed) {
 #endif
 }
 
-// Bytes: those of b are `E`, those of a are unsigned where `E` is signed, and signed where it is not.
+// Bytes: those of b are `E`, those of a are unsigned where `E` is signed, and signed where it is
+// not.
 template <class E>
 struct QuadOf : IntegerSums {
   using Element = E;

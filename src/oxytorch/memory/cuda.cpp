@@ -43,32 +43,34 @@ struct Access {  // CUmemAccessDesc
 static_assert(sizeof(Access) == 12);
 
 // What is called of the driver.
-#define OXYTORCH_CUDA_FUNCTIONS(F) \
-  F(Result, cuInit, (unsigned)) \
-  F(Result, cuDeviceGetCount, (int*)) \
-  F(Result, cuDeviceGetAttribute, (int*, int, int)) \
-  F(Result, cuDeviceCanAccessPeer, (int*, int, int)) \
-  F(Result, cuDevicePrimaryCtxRetain, (Context*, int)) \
-  F(Result, cuCtxGetCurrent, (Context*)) \
-  F(Result, cuCtxPushCurrent_v2, (Context)) \
-  F(Result, cuCtxPopCurrent_v2, (Context*)) \
-  F(Result, cuCtxSynchronize, ()) \
-  F(Result, cuThreadExchangeStreamCaptureMode, (int*)) \
-  F(Result, cuMemGetInfo_v2, (std::size_t*, std::size_t*)) \
-  F(Result, cuMemAlloc_v2, (Address*, std::size_t)) \
-  F(Result, cuMemFree_v2, (Address)) \
-  F(Result, cuMemGetAllocationGranularity, (std::size_t*, const Properties*, int)) \
-  F(Result, cuMemAddressReserve, (Address*, std::size_t, std::size_t, Address, unsigned long long)) \
-  F(Result, cuMemAddressFree, (Address, std::size_t)) \
-  F(Result, cuMemCreate, (unsigned long long*, std::size_t, const Properties*, unsigned long long)) \
-  F(Result, cuMemRelease, (unsigned long long)) \
+#define OXYTORCH_CUDA_FUNCTIONS(F)                                                                 \
+  F(Result, cuInit, (unsigned))                                                                    \
+  F(Result, cuDeviceGetCount, (int*))                                                              \
+  F(Result, cuDeviceGetAttribute, (int*, int, int))                                                \
+  F(Result, cuDeviceCanAccessPeer, (int*, int, int))                                               \
+  F(Result, cuDevicePrimaryCtxRetain, (Context*, int))                                             \
+  F(Result, cuCtxGetCurrent, (Context*))                                                           \
+  F(Result, cuCtxPushCurrent_v2, (Context))                                                        \
+  F(Result, cuCtxPopCurrent_v2, (Context*))                                                        \
+  F(Result, cuCtxSynchronize, ())                                                                  \
+  F(Result, cuThreadExchangeStreamCaptureMode, (int*))                                             \
+  F(Result, cuMemGetInfo_v2, (std::size_t*, std::size_t*))                                         \
+  F(Result, cuMemAlloc_v2, (Address*, std::size_t))                                                \
+  F(Result, cuMemFree_v2, (Address))                                                               \
+  F(Result, cuMemGetAllocationGranularity, (std::size_t*, const Properties*, int))                 \
+  F(Result, cuMemAddressReserve,                                                                   \
+    (Address*, std::size_t, std::size_t, Address, unsigned long long))                             \
+  F(Result, cuMemAddressFree, (Address, std::size_t))                                              \
+  F(Result, cuMemCreate,                                                                           \
+    (unsigned long long*, std::size_t, const Properties*, unsigned long long))                     \
+  F(Result, cuMemRelease, (unsigned long long))                                                    \
   F(Result, cuMemMap, (Address, std::size_t, std::size_t, unsigned long long, unsigned long long)) \
-  F(Result, cuMemUnmap, (Address, std::size_t)) \
-  F(Result, cuMemSetAccess, (Address, std::size_t, const Access*, std::size_t)) \
-  F(Result, cuEventCreate, (Event*, unsigned)) \
-  F(Result, cuEventRecord, (Event, void*)) \
-  F(Result, cuEventQuery, (Event)) \
-  F(Result, cuEventSynchronize, (Event)) \
+  F(Result, cuMemUnmap, (Address, std::size_t))                                                    \
+  F(Result, cuMemSetAccess, (Address, std::size_t, const Access*, std::size_t))                    \
+  F(Result, cuEventCreate, (Event*, unsigned))                                                     \
+  F(Result, cuEventRecord, (Event, void*))                                                         \
+  F(Result, cuEventQuery, (Event))                                                                 \
+  F(Result, cuEventSynchronize, (Event))                                                           \
   F(Result, cuStreamIsCapturing, (void*, int*))
 
 struct Driver {
@@ -272,7 +274,8 @@ extern "C" int oxytorch_memory_cuda_source(oxytorch_memory_source* source) {
   auto cuda = std::make_unique<Cuda>();
   Driver& driver = cuda->driver;
   std::string missing;
-#define OXYTORCH_FIND(result, name, arguments) oxytorch::memory::find(library, #name, driver.name, missing);
+#define OXYTORCH_FIND(result, name, arguments) \
+  oxytorch::memory::find(library, #name, driver.name, missing);
   OXYTORCH_CUDA_FUNCTIONS(OXYTORCH_FIND)
   if (!missing.empty())
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,

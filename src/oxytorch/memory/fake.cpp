@@ -119,7 +119,8 @@ int reserve(void* context, int device, std::size_t bytes, void** address) {
 
 int unreserve(void* context, int device, void* address, std::size_t bytes) {
   Call call(context, device, OXYTORCH_MEMORY_CALL_UNRESERVE);
-  if (!holds(call.device.ranges, address, bytes)) return call.fake.wrong("unreserve: no such range");
+  if (!holds(call.device.ranges, address, bytes))
+    return call.fake.wrong("unreserve: no such range");
   const auto mapping = call.device.mappings.lower_bound(number(address));
   if (mapping != call.device.mappings.end() && mapping->first < number(address) + bytes)
     return call.fake.wrong("unreserve: it is mapped");

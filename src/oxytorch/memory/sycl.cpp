@@ -17,15 +17,15 @@ namespace {
 
 constexpr int kComplete = 3;  // DPCTL_COMPLETE
 
-#define OXYTORCH_SYCL_FUNCTIONS(F) \
-  F(void*, DPCTLmalloc_device, (std::size_t, void* queue)) \
-  F(void, DPCTLfree_with_queue, (void*, void* queue)) \
-  F(void*, DPCTLQueue_SubmitBarrier, (void* queue)) \
-  F(void*, DPCTLQueue_GetDevice, (void* queue)) \
-  F(void, DPCTLDevice_Delete, (void* device)) \
+#define OXYTORCH_SYCL_FUNCTIONS(F)                             \
+  F(void*, DPCTLmalloc_device, (std::size_t, void* queue))     \
+  F(void, DPCTLfree_with_queue, (void*, void* queue))          \
+  F(void*, DPCTLQueue_SubmitBarrier, (void* queue))            \
+  F(void*, DPCTLQueue_GetDevice, (void* queue))                \
+  F(void, DPCTLDevice_Delete, (void* device))                  \
   F(std::size_t, DPCTLDevice_GetGlobalMemSize, (void* device)) \
-  F(int, DPCTLEvent_GetCommandExecutionStatus, (void* event)) \
-  F(void, DPCTLEvent_Wait, (void* event)) \
+  F(int, DPCTLEvent_GetCommandExecutionStatus, (void* event))  \
+  F(void, DPCTLEvent_Wait, (void* event))                      \
   F(void, DPCTLEvent_Delete, (void* event))
 
 struct Sycl {
@@ -92,7 +92,8 @@ extern "C" int oxytorch_memory_sycl_source(const char* path, void* const* queues
                                 std::string("dpctl's library cannot be loaded: ") + dlerror());
   auto sycl = std::make_unique<Sycl>();
   std::string missing;
-#define OXYTORCH_FIND(result, name, arguments) oxytorch::memory::find(library, #name, sycl->name, missing);
+#define OXYTORCH_FIND(result, name, arguments) \
+  oxytorch::memory::find(library, #name, sycl->name, missing);
   OXYTORCH_SYCL_FUNCTIONS(OXYTORCH_FIND)
   if (!missing.empty())
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,

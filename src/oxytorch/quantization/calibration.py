@@ -192,7 +192,7 @@ def _run_block(
     outputs: Sequence[Any],
     block: nn.Module,
 ) -> list[Any]:
-    """Returns the outputs of `block` in each call, where those of the blocks before it are `outputs`."""
+    """Returns the outputs of `block` in each call; `outputs`: those of the blocks before it."""
     found: list[Any] = []
 
     def keep(module: nn.Module, arguments: Any, output: Any) -> None:

@@ -27,12 +27,12 @@ MODEL is a folder in Hugging Face's format, or a file that oxytorch.save wrote:
 Also: /v1/models, /health, /ready, /metrics (Prometheus), /docs, and a status page at /.
 
 Sequences of different lengths are decoded together: each step reads the weights once for all of
-them, and a new request joins between two tokens. Greedy decoding gives the tokens of oxytorch.llm.generate
-(with --exact on every processor).
+them, and a new request joins between two tokens. Greedy decoding gives the tokens of
+oxytorch.llm.generate (with --exact on every processor).
 
 The server listens to this machine alone. Another --host needs a token, which clients send as their
-API key. Requests wait in a queue of limited length; beyond it the response is 429. SIGTERM or Ctrl-C
-finishes what runs; a second one does not wait.
+API key. Requests wait in a queue of limited length; beyond it the response is 429. SIGTERM or
+Ctrl-C finishes what runs; a second one does not wait.
 """
 
 EXAMPLES = """\

@@ -1,4 +1,4 @@
-"""A language model behind HTTP: from a request to sequences, and from their events to a response."""
+"""A language model behind HTTP: from a request to sequences, from their events to a response."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Job:
             yield number, event
 
     def cancel(self) -> None:
-        """Frees the places of completions that nobody waits for; does nothing to those that ended."""
+        """Frees the places of completions that nobody waits for; others have ended already."""
         for sequence in self.sequences:
             sequence.cancelled = True
 
@@ -253,7 +253,7 @@ class _Sender:
 
 
 def _sampler(request: Sampling, number: int) -> Sampler:
-    """How a completion's tokens are chosen; completions of one request draw by seeds of their own."""
+    """How a completion's tokens are chosen; each completion of a request has its own seed."""
     seed = None if request.seed is None else (request.seed + number) % 2**64
     return Sampler(request.temperature, request.top_k, request.top_p, seed)
 

@@ -26,7 +26,7 @@ from .metrics import Metrics
 from .tokens import Tokenizer
 
 CONTEXT = 4096
-"""Tokens of a prompt and its completion, where neither an option nor the model says another number."""
+"""Most tokens of a prompt and its completion, unless an option or the model says otherwise."""
 
 
 def prepared_model(arguments: argparse.Namespace) -> nn.Module | LanguageModel:

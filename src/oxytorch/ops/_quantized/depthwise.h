@@ -79,7 +79,8 @@ static void write_columns(const Depthwise& own, const DepthwiseLines& lines, std
   constexpr int kPixels = kVectorBytes / width;
   const std::uint8_t flip = own.args.windows.number == Number::int8 ? 0x80 : 0;
   const std::int64_t column_bytes = lines.fours * width * 4;
-  const std::int64_t room = own.args.windows.args.dims[2].size - first, before = first < 0 ? -first : 0;
+  const std::int64_t room = own.args.windows.args.dims[2].size - first,
+                     before = first < 0 ? -first : 0;
   const std::int64_t end = room < columns ? (room > 0 ? room : 0) : columns;
   const std::int64_t begin = before < end ? before : end;
   const int zero = own.outside[0] ^ flip;

@@ -162,7 +162,8 @@ OXY_INLINE void write_window(const ByteWindowsArgs& args, const T* image,
       if (is_copied && is_there) {
         copy(writer.to, from + first[2] * last.x_stride);
       } else {
-        write_window_line(windows, from, first[2], columns, args.windows.zero_point + writer.added, writer);
+        write_window_line(windows, from, first[2], columns, args.windows.zero_point + writer.added,
+                          writer);
       }
       writer.to = next;
     }
