@@ -211,8 +211,8 @@ def _check(model: nn.Module, config: WeightConfig) -> None:
 def _needed(layers: Iterable[Layer], others: Iterable[OtherLayer], config: WeightConfig) -> int:
     """The most bytes beyond those of the model that are in use at any time.
 
-    While a layer is quantized its plain weight, its quantized values (a byte each) and its panels are
-    there together; then the plain weight goes, unless an embedding keeps it.
+    While a layer is quantized its plain weight, its quantized values (a byte each) and its panels
+    exist together; then the plain weight goes, unless an embedding keeps it.
     """
     grown = most = 0
     for layer in layers:

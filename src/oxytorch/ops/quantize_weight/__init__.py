@@ -38,8 +38,8 @@ def quantize_weight(
     outliers (symmetric: of either sign, so that all 16 values are used), each improved to the best
     one for its quantized values by least squares, that has the least squared error; without it,
     largest magnitude / 7, or range / 15. Scales of groups have 11 significant bits, so that
-    float16 holds them. Computed in float32. The scale of values that are not all finite is NaN. Raises ValueError
-    for arguments that do not fit.
+    float16 holds them. Computed in float32. The scale of values that are not all finite is NaN.
+    Raises ValueError for arguments that do not fit.
     """
     _check(weight, format, group_size, symmetric, block_outputs)
     size = weight.shape[1] if group_size is None else group_size
