@@ -123,14 +123,15 @@ def _exported(path: Path, modules: Sequence[str]) -> ExportedProgram:
             raise ValueError(f"--import {name}: {error}") from error
     try:
         return _loaded(path)
-    except _UnreadError as error:
-        if _QDQ not in str(error):
+    except _UnreadError:
+        if _QDQ_OPERATORS in sys.modules:
             raise
-    importlib.import_module(_QDQ_OPERATORS)  # which torch imports where somebody asks for them
+    # Files of quantized models call operators that torch imports where somebody asks for them.
+    importlib.import_module(_QDQ_OPERATORS)
     return _loaded(path)
 
 
-_QDQ, _QDQ_OPERATORS = "quantized_decomposed", "torch.ao.quantization.fx._decomposed"
+_QDQ_OPERATORS = "torch.ao.quantization.fx._decomposed"
 
 
 class _UnreadError(ValueError):

@@ -87,7 +87,7 @@ def quantize_(
         run_passes(context, passes, QUANTIZED, keeps_changes=True)
     finally:
         log.report = _extended(earlier, report)
-    if not report.layers and not any(item.reason.endswith("already") for item in left):
+    if not report.layers and not any(item.is_packed for item in left):
         warnings.warn(_nothing(model, report, config), UserWarning, stacklevel=3)
     return report
 
