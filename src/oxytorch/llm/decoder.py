@@ -287,7 +287,7 @@ class _KeysRun:
         if cache is not None and cache.length:
             self.length = cache.length
             for index, layer in enumerate(cache.layers):
-                self._cache.update(*layer.plain(cache.length, cache.beams, dtype), index)
+                self._cache.update(*layer.plain(cache.length, None, dtype), index)
 
     def step(self, tokens: Tensor, every: bool) -> Tensor:
         output = self.decoder.call(

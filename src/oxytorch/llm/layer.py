@@ -366,7 +366,7 @@ class DecoderLayer:
         [batch, n, rotary]. mask: None for causal attention in the layer's window; otherwise it says
         everything: bool or additive, broadcast to [batch, heads, n, start + n]. windowed: the mask
         lets nothing through from before the layer's window, which need not be read then.
-        beams: [batch, capacity], see `KVCache`. Lists of caches and starts: one for each
+        beams: [batch, capacity], see `CacheLayer.plain`. Lists of caches and starts: one for each
         sequence of the batch, without mask and beams; cos and sin are [batch, n, rotary] then.
         """
         normed = hidden
