@@ -31,3 +31,14 @@ def image_network(classes: int = 10) -> nn.Sequential:
 def training_data() -> list[tuple[Any, Any]]:
     """Five batches of inputs of 16 numbers, and one of four classes for each."""
     return [(torch.rand(8, 16), torch.randint(4, (8,))) for _ in range(5)]
+
+
+def train(model: nn.Module, optimizer: Any, batches: Any, dtype: Any = None) -> None:
+    """A step for each batch; dtype: of autocast."""
+    model.train()
+    for data, target in batches:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            loss = nn.functional.cross_entropy(model(data), target)
+        loss.backward()
+        optimizer.step()

@@ -3,26 +3,14 @@ import io
 
 import intel_extension_for_pytorch as ipex
 import torch
-from program_models import layers, training_data
+from program_models import layers, train, training_data
 
 model = layers(16, 32, 4)
 stock = copy.deepcopy(model)
 plain = copy.deepcopy(model)
 batches = training_data()
-criterion = torch.nn.CrossEntropyLoss()
 
-
-def train(model, optimizer):
-    model.train()
-    for data, target in batches:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = criterion(model(data), target)
-        loss.backward()
-        optimizer.step()
-
-
-train(stock, torch.optim.SGD(stock.parameters(), lr=0.1))
+train(stock, torch.optim.SGD(stock.parameters(), lr=0.1), batches, torch.bfloat16)
 expected = torch.cat([p.detach().flatten() for p in stock.parameters()])
 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -31,7 +19,7 @@ model, optimizer = ipex.optimize(
     model, optimizer=optimizer, dtype=torch.bfloat16, split_master_weight_for_bf16=True
 )
 assert model[0].weight.dtype == torch.bfloat16
-train(model, optimizer)
+train(model, optimizer, batches, torch.bfloat16)
 checkpoint = io.BytesIO()
 torch.save(
     {
