@@ -87,7 +87,7 @@ def test_the_recipe_and_the_report_say_what_is_smoothed_and_why_other_layers_are
     text = str(recipe_of(quantized))
     assert "input of query, key, value: alpha 0." in text and "64 factors" in text
     entries = {e.module: e for e in oxytorch.explain(quantized).entries if e.pass_name == "smooth"}
-    assert entries["query, key, value"].done and not entries["down"].done
+    assert entries["query, key, value"].applied and not entries["down"].applied
 
 
 FORCED: list[tuple[Callable[[], nn.Module], list[Tensor], tuple[str, ...], int]] = [

@@ -70,7 +70,7 @@ class Explanation:
         return [note for note in self.notes if not note.why and note.made != (note.step.target,)]
 
     @property
-    def left(self) -> list[Note]:
+    def skipped(self) -> list[Note]:
         """What a pass left, where no later one took it: the last reason of each pass."""
         makers = {value: step for step in self.after.steps for value in step.results if value}
         last: dict[tuple[str, Value], Note] = {}
@@ -88,7 +88,7 @@ class Explanation:
         parts = [
             head,
             "Changed\n" + _lines(map(self._change, self.fused)),
-            "Left as it is\n" + _lines(map(self._reason, self.left)),
+            "Left as it is\n" + _lines(map(self._reason, self.skipped)),
             f"Arena\n{self._arena()}",
             f"Operators after\n{_lines(step.target for step in self.after.steps)}",
             self._program("Before", self.before),
@@ -136,7 +136,7 @@ class Explanation:
         return "\n".join([title, *lines, steps.text()])
 
     def _repr_svg_(self) -> str:
-        left = {note.step.results[0]: note.why for note in self.left}
+        left = {note.step.results[0]: note.why for note in self.skipped}
         changed = {note.step for note in self.fused}
         return drawing.draw(
             [

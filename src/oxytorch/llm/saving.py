@@ -63,7 +63,7 @@ def _kept(model: nn.Module) -> LanguageModel:
     fused, kind = fused_model(model), type(model).__name__
     if fused is None or fused.standing is None:
         report = _report(model)
-        reasons = [] if report is None else [each.detail for each in report.left] + report.notes
+        reasons = [] if report is None else [each.detail for each in report.skipped] + report.notes
         raise ValueError(
             f"expected a language model whose steps llm.optimize knows as a whole, got a {kind}: "
             f"{reasons[0] if reasons else 'it was not optimized'}; oxytorch.save_quantized writes "

@@ -323,7 +323,7 @@ def _differs(model: nn.Module, name: str) -> bool:
     """Whether a pass did anything to the model."""
     from . import explain
 
-    return any(entry.pass_name == name for entry in explain(model).done)
+    return any(entry.pass_name == name for entry in explain(model).applied)
 
 
 def paired(first: nn.Module, second: nn.Module, sample: Sample) -> tuple[float, float, float]:

@@ -185,8 +185,8 @@ def _extended(earlier: Report, report: QuantizationReport) -> Report:
     """The report of all calls, which `explain` gives; earlier: of those before."""
     if earlier is report or not report.layers or not isinstance(earlier, QuantizationReport):
         return earlier
-    done = {entry.module for entry in report.done}
-    earlier.entries = [e for e in earlier.entries if e.module not in done] + report.done
+    done = {entry.module for entry in report.applied}
+    earlier.entries = [e for e in earlier.entries if e.module not in done] + report.applied
     earlier.layers += report.layers
     earlier.dtype = f"{earlier.dtype}, {report.dtype}"
     earlier.seconds += report.seconds

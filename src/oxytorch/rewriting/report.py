@@ -13,11 +13,11 @@ SHOWN = 2
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing done or left: by which pass, at which module, and what or why."""
+    """One thing applied or skipped: by which pass, at which module, and what or why."""
 
     pass_name: str
     module: str
-    done: bool
+    applied: bool
     detail: str
 
 
@@ -36,20 +36,20 @@ class Report:
     tuned: dict[str, Any] | None = None
 
     @property
-    def done(self) -> list[Entry]:
-        return [entry for entry in self.entries if entry.done]
+    def applied(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.applied]
 
     @property
-    def left(self) -> list[Entry]:
-        return [entry for entry in self.entries if not entry.done]
+    def skipped(self) -> list[Entry]:
+        return [entry for entry in self.entries if not entry.applied]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def sections(self) -> list[str]:
         """The lines of what was done and what was left alone."""
-        lines = ["done", *(_table(self.done) or ["  nothing"])]
-        return [*lines, "left alone", *_table(self.left)] if self.left else lines
+        lines = ["done", *(_table(self.applied) or ["  nothing"])]
+        return [*lines, "left alone", *_table(self.skipped)] if self.skipped else lines
 
     def __str__(self) -> str:
         lines = [
