@@ -33,7 +33,7 @@ _STAY = "prim::If", "prim::Loop"
 
 @dataclass
 class Outcome:
-    """What the passes did to a graph: `applied` counts new calls, `skipped` has operators with why."""
+    """What passes did to a graph: `applied` counts new calls, `skipped` has operators with why."""
 
     applied: Counter[str] = field(default_factory=Counter)
     skipped: dict[str, str] = field(default_factory=dict)
