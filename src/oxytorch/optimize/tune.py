@@ -88,19 +88,23 @@ def choose(
         keep = ratio <= GAIN
         lines.append((
             f"{'with' if added else 'without'} {name}",
-            f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms, ratio {ratio:.3f}: "
-            + ("taken" if keep else "not taken"),
+            f"{_compared(ratio, before, after)}: {'used' if keep else 'not used'}",
         ))  # fmt: skip
         if keep:
             best, chosen = candidate, other
         del candidate
     first = build(always) if always else model
     ratio, before, after = paired(first, best, sample)
-    lines.append(("original -> optimized", f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms"))
+    lines.append(("original -> optimized", _compared(ratio, before, after)))
     if ratio > 1.0:
-        lines.append(("kept the original", f"ratio {ratio:.3f}: nothing won"))
+        lines.append(("kept the original", "nothing was faster"))
         chosen = always
     return chosen, {"passes": list(chosen), "ratio": ratio, "lines": lines}
+
+
+def _compared(ratio: float, before: float, after: float) -> str:
+    """Medians, and the median ratio of pairs, which another load of the machine hardly moves."""
+    return f"{before * 1e3:.4g} ms -> {after * 1e3:.4g} ms (paired: {ratio:.3f} x)"
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ def keep_fastest(request: Request, result: nn.Module) -> tuple[nn.Module, dict[s
             result = candidates[1]
         else:
             turns, names = [turn[:2] for turn in turns], _without_program(names)
-            line = f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms, ratio {ratio:.3f}: not taken"
+            line = f"{_compared(ratio, before, after)}: not used"
             tuned = {"passes": [*names], "ratio": ratio, "lines": [("with program", line)]}
     if _of_turns(turns, 0, -1)[0] <= LOSS:
         return result, tuned
