@@ -371,10 +371,11 @@ def test_report_is_text_and_data() -> None:
     report = oxytorch.explain(oxytorch.optimize(model, sample_input=sample))
     data = json.loads(json.dumps(report.as_dict()))
     assert data["model"] == "BertModel"
-    assert {"pass_name", "module", "done", "detail"} == set(data["entries"][0])
+    assert {"pass_name", "module", "applied", "detail"} == set(data["entries"][0])
     text = str(report)
     assert "linear + gelu" in text
-    assert "encoder.layer.*.intermediate" in text
+    assert "encoder.layer.0.intermediate, encoder.layer.1.intermediate" in text
+    assert "encoder.layer.*.output" in text  # of four modules
     assert "left alone" in text
     assert "Embedding" in text
 
