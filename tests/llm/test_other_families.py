@@ -115,7 +115,7 @@ def test_what_reads_later_tokens_is_refused() -> None:
         d_model=64, n_layer=2, n_head=4, d_inner=128, vocab_size=VOCABULARY
     )
     model = transformers.XLNetLMHeadModel(config).eval()
-    with pytest.raises(TypeError, match="reads those behind them too; use its own generate"):
+    with pytest.raises(TypeError, match="reads later ones too; use its own generate"):
         llm.generate(model, torch.full((1, 4), 6), max_new_tokens=1)
 
 

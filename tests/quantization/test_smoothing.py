@@ -277,7 +277,7 @@ def test_other_observers_choose_factors_too() -> None:
         (lambda d: d["smoothing"][0].update(alpha=2), "alpha from 0 to 1 .* got 2"),
         (lambda d: d["smoothing"][0]["factors"].append(0), "expected positive factors"),
         (lambda d: d["smoothing"][0]["factors"].append(float("inf")), "expected positive factors"),
-        (lambda d: d["smoothing"][0].pop("input"), "expected input beside factors"),
+        (lambda d: d["smoothing"][0].pop("input"), "expected input with factors"),
         (lambda d: d["smoothing"][0]["input"].update(scale=0), "for the input of 'query', 'key'"),
     ],
 )

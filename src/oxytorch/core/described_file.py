@@ -153,8 +153,8 @@ class DescribedFile:
         content = found.get("description")
         if not isinstance(content, str) or _hash(content) != found.get("sha256"):
             raise CheckpointError(
-                f"{self.path}: expected a description with the sha256 beside it, got another; the "
-                "file was altered"
+                f"{self.path}: expected a description that matches its sha256, got another; the file "
+                "was altered"
             )
         try:
             description = json.loads(content)

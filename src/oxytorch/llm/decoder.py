@@ -330,8 +330,8 @@ def _state_name(decoder: PlainDecoder, several: bool) -> str | None:
     allowed = _allowed(whole)
     if difference(whole[:, :before], first.logits) > allowed:
         raise TypeError(
-            f"generate: expected a model that scores tokens by those before them, but "
-            f"{type(decoder.model).__name__} reads those behind them too; use its own generate"
+            f"generate: expected a model that scores tokens by earlier ones, but "
+            f"{type(decoder.model).__name__} reads later ones too; use its own generate"
         )
     known[several] = None
     for name, state in state_of(decoder.model, first).items():

@@ -287,7 +287,7 @@ def _unpack(packed: bytes, count: int, typecode: str) -> array[int]:
     opened = zlib.decompressobj()
     data = opened.decompress(packed, count * width + 1)
     if len(data) != count * width or not opened.eof:
-        raise TraceError(f"the trace has a column of other than {count} numbers")
+        raise TraceError(f"the trace has a column that does not have {count} values")
     mixed = bytearray(len(data))
     for place in range(width):
         mixed[place::width] = data[place * count : (place + 1) * count]

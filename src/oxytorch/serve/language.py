@@ -127,7 +127,9 @@ class Language:
 
     def _check_tokens(self, prompt: list[int], name: str) -> None:
         if not prompt:
-            raise ApiError(400, f"{name} has no tokens; give some text to go on from", param=name)
+            raise ApiError(
+                400, f"{name} has no tokens; give some text to continue from", param=name
+            )
         wrong = [token for token in prompt if not 0 <= token < self.vocabulary]
         if wrong:
             raise ApiError(

@@ -180,7 +180,7 @@ def _value(given: Given, expected: TensorInput | SizeInput) -> Tensor | int:
     if len(flat) != math.prod(given.shape):
         raise ApiError(
             400,
-            f"{given.name}: expected {math.prod(given.shape)} numbers for the shape "
+            f"{given.name}: expected {math.prod(given.shape)} values for the shape "
             f"{given.shape}, got {len(flat)}",
             param="inputs",
         )
