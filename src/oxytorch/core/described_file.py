@@ -153,7 +153,7 @@ class DescribedFile:
         content = found.get("description")
         if not isinstance(content, str) or _hash(content) != found.get("sha256"):
             raise CheckpointError(
-                f"{self.path}: expected a description that matches its sha256, got another; the file "
+                f"{self.path}: expected a description that has its sha256, got another; the file "
                 "was altered"
             )
         try:
