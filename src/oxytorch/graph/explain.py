@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from ..program.export import captured
 from ..program.passes.editor import Note
-from ..program.plan import Plan, hint
+from ..program.plan import ArenaPlan, hint
 from ..program.program import Step, Steps, Value
 from . import drawing
 
@@ -112,7 +112,7 @@ class Explanation:
 
     def _arena(self) -> str:
         """What the program's plan of memory takes, for all sizes and for those of the inputs."""
-        plan = Plan.of_text(self.after.text())
+        plan = ArenaPlan.of_text(self.after.text())
         metas = [value.meta for value in self.after.inputs if not value.is_size]
         if not plan.places or any(meta is None for meta in metas):
             return "  nothing"
