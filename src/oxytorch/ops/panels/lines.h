@@ -60,6 +60,7 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
   const bool follows = panel + panels < weight.panel_count;
   FloatAhead ahead{};
   FloatTile tile{
+      .tiles = 1,
       .x = nullptr,
       .x_stride = 0,
       .starts = nullptr,
@@ -71,11 +72,11 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
       .begins = true,
       .bias = bias,
       .sums = sums,
+      .sums_step = kTileRows * kSumsStride,
       .ahead = &ahead,
       .is_steady = false,
       .asked = 0,
       .block = kLinePiece,
-      .lines = nullptr,
       .clamped = {},
   };
   // Adds products of `count` elements; `place(row, begin)` has the tile read these of some rows.
@@ -95,11 +96,10 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
                .row = 0};
       const std::int64_t tiles = (end - first + kTileRows - 1) / kTileRows;
       set_pace(tile, tiles * ((panels + kTilePanels - 1) / kTilePanels));
-      for (std::int64_t r = first; r < end; r += kTileRows) {
-        place(r, begin);
-        tile.sums = sums + r * kSumsStride;
-        multiply_float_panels(tile, kTileRows, panels);
-      }
+      place(first, begin);
+      tile.tiles = tiles;
+      tile.sums = sums + first * kSumsStride;
+      multiply_float_panels(tile, kTileRows, panels);
     }
   };
   if (CopiedWindows<float>::are_better(args)) {
