@@ -37,7 +37,8 @@ static PanelResultArgs line_result(const LineGemmArgs& args, const LineChunk& ch
 inline constexpr std::int64_t kLinePiece = 96;
 
 // Panels of floats times rows of floats. Sums begin anew in each piece: short ones err less. Tiles
-// are whole, the last one too, because sums of a part of one are added up in another order.
+// are whole, the last one too, because sums of a part of one are added up in another order. It
+// multiplies some of the rows before it again, or the last row a few times.
 static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& weight,
                                  const LineChunk& chunk, std::int64_t panel, std::int64_t panels) {
   alignas(64) float sums[(kItemRows + kTileRows) * kSumsStride];
@@ -45,16 +46,24 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
   const float* starts[kItemRows + kTileRows];
   const std::int64_t rows = chunk.lines * chunk.columns, panel_stride = weight.panel_bytes / 4;
   const WindowDim& last = args.windows.dims[2];
-  for (std::int64_t r = 0; r < rows + kTileRows; ++r) {
-    const std::int64_t row = r < rows ? r : rows - 1;
+  FloatGemmArgs product{};
+  product.weight = weight;
+  product.result = line_result(args, chunk, 0);
+  arrange_bias(product, {0, rows, panel, panels}, bias);
+  // Results of rows that follow each other may be finished in registers.
+  const bool follow = chunk.lines == 1 || chunk.columns == last.out_size;
+  ClampedResults clamped{};
+  if (follow && rows >= kTileRows) {
+    clamped = clamped_results(product.result, 0, panel * kPanelOutputs, weight.out_features, bias);
+  }
+  const std::int64_t whole = rows / kTileRows * kTileRows, end_of_rows = round_up(rows, kTileRows);
+  for (std::int64_t r = 0; r < end_of_rows; ++r) {
+    const std::int64_t repeated = clamped.out ? rows - (end_of_rows - r) : rows - 1;
+    const std::int64_t row = r < (clamped.out ? whole : rows) ? r : repeated;
     const std::int64_t pixel =
         (row / chunk.columns * line_rows(args) + row % chunk.columns) * last.stride;
     starts[r] = reinterpret_cast<const float*>(chunk.memory) + pixel * args.channels;
   }
-  FloatGemmArgs product{};
-  product.weight = weight;
-  product.result = line_result(args, chunk, 0);
-  if (product.result.bias) arrange_bias(product, {0, rows, panel, panels}, bias);
   const auto* stored = reinterpret_cast<const float*>(weight.panels) + panel * panel_stride;
   const std::int64_t summands = summands_of(args);
   const bool follows = panel + panels < weight.panel_count;
@@ -70,7 +79,7 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
       .panel_stride = panel_stride,
       .length = 0,
       .begins = true,
-      .bias = bias,
+      .bias = clamped.out ? nullptr : bias,
       .sums = sums,
       .sums_step = kTileRows * kSumsStride,
       .ahead = &ahead,
@@ -96,18 +105,24 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
                .row = 0};
       const std::int64_t tiles = (end - first + kTileRows - 1) / kTileRows;
       set_pace(tile, tiles * ((panels + kTilePanels - 1) / kTilePanels));
-      place(first, begin);
-      tile.tiles = tiles;
-      tile.sums = sums + first * kSumsStride;
-      multiply_float_panels(tile, kTileRows, panels);
+      const auto multiply_tiles = [&](std::int64_t row, std::int64_t count, std::int64_t result) {
+        place(row, begin);
+        tile.tiles = count;
+        tile.sums = sums + row * kSumsStride;
+        if (ends) tile.clamped = clamped, tile.clamped.skip_rows(result);
+        if (count > 0) multiply_float_panels(tile, kTileRows, panels);
+      };
+      const std::int64_t repeated = clamped.out && ends && end > rows ? 1 : 0;
+      multiply_tiles(first, tiles - repeated, first);
+      if (repeated) multiply_tiles(end - kTileRows, 1, rows - kTileRows);
     }
   };
   if (CopiedWindows<float>::are_better(args)) {
     CopiedWindows<float> copies;
     tile.x_stride = copies.kStride;
     for (std::int64_t first = 0; first < rows; first += kCopiedRows) {
-      const std::int64_t whole = round_up(rows, kTileRows), next = first + kCopiedRows;
-      const std::int64_t end = next < whole ? next : whole;
+      const std::int64_t next = first + kCopiedRows;
+      const std::int64_t end = next < end_of_rows ? next : end_of_rows;
       copies.copy(args, end - first, [&](std::int64_t row) { return starts[first + row]; });
       multiply(summands, first, end, [&](std::int64_t row, std::int64_t begin) {
         tile.x = copies.values + (row - first) * copies.kStride + begin;
@@ -116,7 +131,7 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
   } else {
     const std::int64_t run = run_of(args.windows.dims[2], args.channels);
     const auto multiply_run = [&](std::int64_t pixel) {
-      multiply(run, 0, rows, [&](std::int64_t row, std::int64_t begin) {
+      multiply(run, 0, end_of_rows, [&](std::int64_t row, std::int64_t begin) {
         tile.starts = starts + row;
         tile.offset = pixel * args.channels + begin;
       });
@@ -125,7 +140,7 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
     each_position(args.windows.dims, args.phase_lines, args.columns, last.dilation == 1,
                   multiply_run);
   }
-  for (std::int64_t l = 0; l < chunk.lines; ++l) {
+  for (std::int64_t l = 0; l < chunk.lines && !clamped.out; ++l) {
     product.result = line_result(args, chunk, l);
     finish_float_rows(product, {0, chunk.columns, panel, panels},
                       sums + l * chunk.columns * kSumsStride);
