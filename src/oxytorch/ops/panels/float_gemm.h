@@ -57,6 +57,8 @@ struct FloatTile {
   std::int64_t x_stride;
   const float* const* starts;  // or where each row begins, `offset` before what is read; or null
   std::int64_t offset;
+  // Where runs of `block` elements of a row begin, `length` in all; null: they follow each other.
+  const std::int64_t* runs;
   bool asks_ahead;  // for the rows of the next tile, which follow x_stride apart
   const float* panels;
   std::int64_t panel_stride;
@@ -91,7 +93,8 @@ __attribute__((noinline)) static void multiply_float_tiles(const FloatTile& tile
   const std::int64_t stride = tile.panel_stride, x_stride = tile.x_stride, asked = tile.asked;
   const std::int64_t length = tile.length;
   const bool begins = tile.begins, is_steady = tile.is_steady;
-  const std::int64_t block = is_steady ? length : tile.block;
+  const std::int64_t* const runs = tile.runs;
+  const std::int64_t block = is_steady && !runs ? length : tile.block;
   const float* const first = tile.panels;
   const float* const bias = tile.bias;
   const float* const* starts = tile.starts;
@@ -134,8 +137,13 @@ __attribute__((noinline)) static void multiply_float_tiles(const FloatTile& tile
       panel += kPanelOutputs;
     };
     // One loop for all: with several GCC keeps sums in memory between them.
+    const std::int64_t* run = runs;
     for (std::int64_t left = length; left > 0; left -= block) {
-      if (!is_steady) ahead->ask(asked);
+      if (runs) {
+        at = *run++;
+      } else if (!is_steady) {
+        ahead->ask(asked);
+      }
       std::int64_t count = left < block ? left : block;
 #pragma GCC unroll 4
       for (; count >= kSums; count -= kSums) {
@@ -335,6 +343,7 @@ static void multiply_float_piece(const FloatGemmArgs& args, const FloatItem& ite
       .x_stride = args.x_stride,
       .starts = nullptr,
       .offset = 0,
+      .runs = nullptr,
       .asks_ahead = true,
       .panels = piece.panel,
       .panel_stride = piece.panel_stride,
