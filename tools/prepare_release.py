@@ -2,9 +2,9 @@
 
 python tools/prepare_release.py --url https://host/owner/repository --tag v0.1.0
 
-Checks that the tag is that of `oxytorch.__version__`, adds the project's addresses to pyproject.toml,
-and has links of the README lead to the repository, since its page at a package index has no files
-beside it. These are not committed: where the repository lies is known where it is built.
+Checks that the tag is that of `oxytorch.__version__`, adds the project's addresses to
+pyproject.toml, and has links of the README lead to the repository, since its page at a package
+index has no files beside it. Nothing of that is committed: the address is known where it is built.
 """
 
 from __future__ import annotations

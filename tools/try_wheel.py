@@ -2,12 +2,12 @@
 
     python tools/try_wheel.py dist/oxytorch-*.whl --torch '2.10.*' --torch '2.15.*'
 
-Each torch has an environment of its own: the wheel is installed with its `demo` extra, imported, asked
-for `oxytorch info`, run on the README's example and the demo, and tested with a spread of this
-repository's tests. Nothing is built, and no compiler is used. Prints how long each step took.
+Each torch has an environment of its own: the wheel is installed with its `demo` extra, imported,
+asked for `oxytorch info`, run on the README's example and the demo, and tested with a spread of
+this repository's tests. Nothing is built, and no compiler is used. Prints how long each step took.
 
-Where pip finds torch is pip's business: `PIP_EXTRA_INDEX_URL` or `PIP_FIND_LINKS` for a build for CPUs;
-the ordinary one brings CUDA's libraries. With `--environment` an environment that has torch is used.
+Where pip finds torch is pip's business: `PIP_EXTRA_INDEX_URL` or `PIP_FIND_LINKS` for a build for
+CPUs; the ordinary one brings CUDA's libraries. `--environment` takes an environment that has torch.
 """
 
 from __future__ import annotations
