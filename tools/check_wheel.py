@@ -32,7 +32,7 @@ NEEDED = (
 REFUSED = (
     r"(?!oxytorch(-[^/]+\.dist-info)?/).*",  # beside the package
     r"(?!oxytorch/(include|share)/).*\.(cpp|h)",
-    r".*\.(o|a|pyc)",
+    r".*\.(o|a|pyc)|.*/exports\.txt",
     r".*(__pycache__|/_template/|/\.).*",
     r".*\.libs/.*",  # a library that auditwheel would have copied
 )
