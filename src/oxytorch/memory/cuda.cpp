@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "../core/old_runtime.h"
 #include "allocator.h"
 #include "failure.h"
 #include "functions.h"
