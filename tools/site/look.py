@@ -115,7 +115,9 @@ def first_page(browser: Any, address: str) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--pictures", type=Path, help="folder for a picture of each page")
     parser.add_argument("--only", default="", help="pages whose path contains this")
     arguments = parser.parse_args()
