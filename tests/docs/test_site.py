@@ -1,4 +1,4 @@
-"""The site builds without a warning: links and anchors lead somewhere, and the API has docstrings."""
+"""The site builds without a warning: links and anchors lead somewhere, docstrings are found."""
 
 from __future__ import annotations
 

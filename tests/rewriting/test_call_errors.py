@@ -43,9 +43,7 @@ def test_unknown_keyword_names_the_nearest() -> None:
 
 
 def test_positional_arguments_name_those_to_give_by_name() -> None:
-    with pytest.raises(
-        TypeError, match=r"at most 1 .*got 2; give the others by name: .*dtype=\.\."
-    ):
+    with pytest.raises(TypeError, match=r"most 1 .*got 2; give the others by name: .*dtype"):
         oxytorch.optimize(MODEL, torch.bfloat16)  # type: ignore[call-overload]
 
 

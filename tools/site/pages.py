@@ -82,6 +82,8 @@ def place(path: Path) -> str:
     """Where a file of the repository, or the list of a folder, lies in the site."""
     if path == ROOT / "README.md":
         return "index.md"
+    if (path / "README.md").exists():
+        return place(path / "README.md")
     if path.is_relative_to(ROOT / "docs"):
         return path.relative_to(ROOT / "docs").as_posix()
     name = "repository/" + path.relative_to(ROOT).as_posix()
@@ -115,7 +117,9 @@ def on_files(files: Files, config: Any) -> Files:
         if path in seen or path.is_relative_to(ROOT / "docs"):
             continue
         seen.add(path)
-        if path.is_dir():
+        if (path / "README.md").exists():
+            waiting.append(path / "README.md")
+        elif path.is_dir():
             files.append(File.generated(config, place(path), content=folder_page(path)))
             waiting += [each for each in path.iterdir() if each.is_file()]
         else:
