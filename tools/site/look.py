@@ -50,6 +50,10 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        with contextlib.suppress(ConnectionError):  # the browser has gone to the next page
+            super().copyfile(source, outputfile)
+
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:

@@ -27,8 +27,8 @@ REFERENCE = {
     "oxytorch": ("oxytorch", "What `import oxytorch` gives."),
     "optimize": (
         "oxytorch.optimize",
-        "`oxytorch.optimize` is the function; `from oxytorch.optimize import ...` gives these. The "
-        "guide is [optimize](../optimize.md).",
+        "`oxytorch.optimize` is [the function](oxytorch.md); `from oxytorch.optimize import ...` "
+        "gives these as well. The guide is [optimize](../optimize.md).",
     ),
     "quantization": (
         "oxytorch.quantization",
@@ -47,6 +47,8 @@ REFERENCE = {
         "[programs for Intel Extension for PyTorch](../migrate.md).",
     ),
 }
+FUNCTION_AND_MODULE = ["oxytorch.optimize", "oxytorch.verbose"]
+"""Names that are a function, and in `from ... import` a module."""
 
 
 def public_names(module: str) -> list[str]:
@@ -68,13 +70,17 @@ def is_module(name: str) -> bool:
 
 def reference_page(page: str) -> str:
     module, introduction = REFERENCE[page]
+    names = public_names(module)
+    if module in FUNCTION_AND_MODULE:  # its functions are on the page of the package
+        names = [name for name in names if name not in public_names("oxytorch")]
     lines = [f"# `{module}`", "", introduction, ""]
-    for name in public_names(module):
+    for name in names:
         full = f"{module}.{name}"
-        callables = {"optimize", "verbose"} if module == "oxytorch" else set()
-        if name.startswith("__") or (is_module(full) and name not in callables):
-            continue
-        lines += [f"::: {full}", ""]
+        if full in FUNCTION_AND_MODULE:
+            options = ["    options:", f"      heading: {full}", f"      toc_label: {name}"]
+            lines += [f"::: {full}.{name}", *options, ""]
+        elif not name.startswith("__") and not is_module(full):
+            lines += [f"::: {full}", ""]
     return "\n".join(lines)
 
 
@@ -133,6 +139,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     source = page.file.abs_src_path
     if source is None:
         return markdown
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation"]
     folder, here = Path(source).resolve().parent, page.file.src_uri
 
     def moved(found: re.Match[str]) -> str:
