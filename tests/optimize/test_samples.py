@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import oxytorch
-from oxytorch.optimize.tune import _times
 from oxytorch.quantization import prepare
 
 X = torch.ones(2, 8)
@@ -69,10 +68,3 @@ def test_quantize_suggests_the_structure(kind: type[nn.Module], sample: Any, way
 def test_prepare_suggests_the_structure() -> None:
     with pytest.raises(ValueError, match=r"^prepare: example_inputs does not fit .*inputs\[0\]"):
         prepare(One().eval(), None, (X, X))
-
-
-def test_times_have_three_digits() -> None:
-    """0.02 -> 0.02 ms, 1.2 times as long, is no help."""
-    assert _times(15.1e-6, 18.94e-6) == "0.0151 -> 0.0189 ms"
-    assert _times(29.17e-3, 29.1e-3) == "29.2 -> 29.1 ms"
-    assert _times(0.5, 0.4) == "500 -> 400 ms"

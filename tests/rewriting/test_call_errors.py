@@ -16,7 +16,7 @@ from oxytorch.rewriting import predecessor
 
 MODEL = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
 FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
-    "optimize": (oxytorch.optimize, predecessor.OPTIMIZE),
+    "optimize": (oxytorch.optimize, predecessor.OPTIMIZE | predecessor.OF_ANOTHER),
     "llm.optimize": (oxytorch.llm.optimize, predecessor.LLM_OPTIMIZE),
     "quantize": (oxytorch.quantize, predecessor.QUANTIZE),
     "prepare": (prepare, predecessor.PREPARE),

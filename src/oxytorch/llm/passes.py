@@ -143,7 +143,7 @@ def _check_rounding(
     if not gap <= allowed:
         raise checking.Differs(
             gap,
-            f"packed, it differs from its own code by {gap:.1e} of the output's norm, allowed "
+            f"packed, it differs from its own code by {gap:.1e} of the answer's size, allowed "
             f"{allowed:.1e}",
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -89,7 +88,7 @@ def choose(
         keep = ratio <= GAIN
         lines.append((
             f"{'with' if added else 'without'} {name}",
-            f"{_times(before, after)}, ratio {ratio:.3f}: "
+            f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms, ratio {ratio:.3f}: "
             + ("taken" if keep else "not taken"),
         ))  # fmt: skip
         if keep:
@@ -97,17 +96,11 @@ def choose(
         del candidate
     first = build(always) if always else model
     ratio, before, after = paired(first, best, sample)
-    lines.append(("original -> optimized", _times(before, after)))
+    lines.append(("original -> optimized", f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms"))
     if ratio > 1.0:
         lines.append(("kept the original", f"ratio {ratio:.3f}: nothing won"))
         chosen = always
     return chosen, {"passes": list(chosen), "ratio": ratio, "lines": lines}
-
-
-def _times(before: float, after: float) -> str:
-    """Two times in seconds, as text in milliseconds."""
-    digits = max(0, 2 - math.floor(math.log10(before * 1e3))) if before > 0 else 2
-    return f"{before * 1e3:.{digits}f} -> {after * 1e3:.{digits}f} ms"
 
 
 @dataclass(frozen=True)
@@ -161,7 +154,7 @@ def keep_fastest(request: Request, result: nn.Module) -> tuple[nn.Module, dict[s
             result = candidates[1]
         else:
             turns, names = [turn[:2] for turn in turns], _without_program(names)
-            line = f"{_times(before, after)}, ratio {ratio:.3f}: not taken"
+            line = f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms, ratio {ratio:.3f}: not taken"
             tuned = {"passes": [*names], "ratio": ratio, "lines": [("with program", line)]}
     if _of_turns(turns, 0, -1)[0] <= LOSS:
         return result, tuned

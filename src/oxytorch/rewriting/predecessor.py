@@ -26,11 +26,15 @@ OPTIMIZE = {
     "auto_kernel_selection": "leave it out: kernels are chosen by timing",
     "graph_mode": "use graph=True with sample_input=...",
     "concat_linear": "use graph=True, which joins layers that share an input",
-    "quantization_config": "of a language model: oxytorch.llm.optimize(model, weights='int8')",
+}
+"""Of `optimize`."""
+
+OF_ANOTHER = {
+    "quantization_config": "use oxytorch.llm.optimize(model, weights='int8'), or oxytorch.quantize",
     "low_precision_checkpoint": "use model = oxytorch.load_quantized(directory) first",
     "deployment_mode": "leave it out; oxytorch.llm.optimize(model) is for language models",
 }
-"""Of `optimize`."""
+"""Of the predecessor's function for language models, where they are given to `optimize`."""
 
 LLM_OPTIMIZE = {
     "optimizer": "leave it out: to train use oxytorch.optimize(model, optimizer=optimizer)",

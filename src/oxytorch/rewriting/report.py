@@ -7,8 +7,6 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .memory import size_text
-
 SHOWN = 2
 """Places named in one line of the text; `as_dict()` has them all."""
 
@@ -56,7 +54,7 @@ class Report:
     def __str__(self) -> str:
         lines = [
             f"oxytorch.optimize: {self.model}, {self.dtype}, {self.seconds:.2f} s, parameters "
-            f"{size_text(self.bytes_before)} -> {size_text(self.bytes_after)}"
+            f"{self.bytes_before / 2**20:.1f} -> {self.bytes_after / 2**20:.1f} MiB"
         ]
         lines += self.sections()
         if self.verified is not None:
@@ -65,25 +63,21 @@ class Report:
                 "(allowed {allowed:.2e}), {modules:.0f} modules compared".format(**self.verified)
             )
         if self.tuned is not None:
-            lines.append("tuned (ratio: the median over rounds in turns)")
+            lines.append("tuned")
             lines += [f"  {name:<32} {text}" for name, text in self.tuned["lines"]]
         return "\n".join(lines)
 
 
 def _table(entries: list[Entry]) -> list[str]:
-    """One line for what differs only in the module. Numbers in paths of several modules become
-    stars; a path of numbers alone stays as it is."""
-    places: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    """One line for what differs only in the module; numbers in module paths become stars."""
+    places: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for entry in entries:
-        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", entry.module)
-        if not pattern.strip("*."):
-            pattern = entry.module
-        places[entry.pass_name, entry.detail][pattern].append(entry.module or "(the model)")
+        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", entry.module) or "(the model)"
+        places[entry.pass_name, entry.detail][pattern] += 1
     lines = []
     for (name, detail), patterns in places.items():
-        names = [key if len(at) > 1 and key else at[0] for key, at in patterns.items()]
-        shown = names[:SHOWN]
-        more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        count = sum(len(at) for at in patterns.values())
+        shown = [*patterns][:SHOWN]
+        more = f", and {len(patterns) - SHOWN} more" if len(patterns) > SHOWN else ""
+        count = sum(patterns.values())
         lines.append(f"  {name:<14}{count:>4} x {detail:<44} {', '.join(shown)}{more}".rstrip())
     return lines
