@@ -36,10 +36,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_of_docs_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    missing = [
-        path.name for path in (ROOT / "docs").glob("*.md") if f": {path.name}\n" not in navigation
+    names = [
+        path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")
     ]
-    assert missing == []
+    assert [name for name in names if f": {name}\n" not in navigation] == []
 
 
 def test_first_page_is_the_readme(site: Path) -> None:
