@@ -13,35 +13,22 @@ import griffe
 
 
 def as_markdown(text: str, names: set[str]) -> str:
-    """The docstring with each `name:` of `names` as an item of a list."""
-    one = "|".join(sorted((re.escape(name) for name in names), key=len, reverse=True))
-    if names:
-        start = re.compile(rf"^((?:{one})(?:(?:, | and )(?:{one}))*): ")
-        inside = re.compile(rf"(?<=[.)]) ((?:{one})): (?=[a-zA-Z`\[0-9])")
-        lines: list[str] = []
-        for line in text.split("\n"):
-            lines += inside.sub(r"\n\1: ", line).split("\n") if start.match(line) else [line]
-            # A parameter in the middle of the text of another.
-            if len(lines) > 1 and not start.match(line) and any(start.match(x) for x in lines[-4:]):
-                lines[-1:] = inside.sub(r"\n\1: ", lines[-1]).split("\n")
-        text = "\n".join(lines)
-        out: list[str] = []
-        in_list = False
-        for line in text.split("\n"):
-            found = start.match(line)
-            if found:
-                if not in_list and out and out[-1].strip():
-                    out.append("")
-                in_list = True
-                marked = ", ".join(f"`{n}`" for n in re.split(r", | and ", found[1]))
-                out.append(f"- {marked}: {line[found.end() :]}")
-            elif in_list and line.strip():
-                out.append("  " + line.strip())
-            else:
-                in_list = in_list and bool(line.strip())
-                out.append(line)
-        text = "\n".join(out)
-    return re.sub(r"\bdocs/([\w-]+)\.md", r"[\1](../\1.md)", text)
+    """The docstring with each `name:` of `names` that begins a sentence as an item of a list."""
+    one = "|".join(sorted(map(re.escape, names), key=len, reverse=True)) or "(?!)"
+    entry = re.compile(rf"(?:^|(?<=[.;)] ))((?:{one})(?:(?:, | and )(?:{one}))*): ")
+    paragraphs = []
+    for paragraph in text.split("\n\n"):
+        joined = " ".join(line.strip() for line in paragraph.split("\n"))
+        if entry.match(joined):
+            _, *parts = entry.split(joined)
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            paragraph = "\n".join(f"- {_code(name)}: {what.strip()}" for name, what in pairs)
+        paragraphs.append(paragraph)
+    return re.sub(r"\bdocs/([\w-]+)\.md", r"[\1](../\1.md)", "\n\n".join(paragraphs))
+
+
+def _code(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in re.split(r", | and ", names))
 
 
 class PlainDocstrings(griffe.Extension):
