@@ -36,9 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_of_docs_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    names = [
-        path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")
-    ]
+    names = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
     assert [name for name in names if f": {name}\n" not in navigation] == []
 
 
