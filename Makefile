@@ -1,6 +1,7 @@
 # Everything from nothing but Python 3.10+, git and a C++ compiler:
 #   make demo     a real model before and after optimize
 #   make test     the whole test suite (SLOW=1 adds the long tests)
+#   make site     the pages as a site, in build/site; a broken link is an error
 #   make sanitize  tests of ops and optimizers with AddressSanitizer and UBSan
 #   make lint     formatting, style and types
 #   make bench    ops and whole models next to their peers; takes about half an hour
@@ -20,8 +21,12 @@ demo: $(VENV)/.demo
 	$(BIN)/oxytorch demo
 
 # Two processes, since much of what is tested runs on one thread; those that wait do not spin.
-test: $(VENV)/.dev
+test: $(VENV)/.dev $(VENV)/.site
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile $(if $(SLOW),-m "slow or not slow")
+
+.PHONY: site
+site: $(VENV)/.site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 # The sanitizers' run-time library has to be the first that the process loads. Python and torch leave
 # memory behind when they end.
@@ -67,6 +72,12 @@ sdist: $(VENV)/.release
 
 clean:
 	rm -rf $(VENV) build dist src/oxytorch/lib
+
+# The site is made from sources and needs neither torch nor the library.
+$(VENV)/.site: tools/site/requirements.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) --requirement $<
+	touch $@
 
 # torch comes first and pinned: the build uses its headers, and another requirement must not
 # bring another build of it.

@@ -66,7 +66,7 @@ def optimize(
 ) -> tuple[_Model, Optimizer]: ...
 
 
-@leads_on("optimize", predecessor.OPTIMIZE)
+@leads_on("optimize", predecessor.OPTIMIZE | predecessor.OF_ANOTHER)
 @with_normal_tensors
 def optimize(
     model: _Model | ExportedProgram,

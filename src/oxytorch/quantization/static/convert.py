@@ -25,7 +25,7 @@ from ...rewriting import measure
 from ...rewriting.copies import Separation, copied
 from ...rewriting.measure import steady_heap
 from ...rewriting.memory import nbytes
-from ...rewriting.predecessor import CONVERT, leads_on
+from ...rewriting.predecessor import CONVERT, QUANTIZE, leads_on
 from ...rewriting.refusals import check_data, check_evaluation, check_module, check_not_optimized
 from ..weight_only import Progress, shown
 from .prepare import (
@@ -33,7 +33,6 @@ from .prepare import (
     Int8StaticActivationInt8Weight,
     Observations,
     calibration_of,
-    prepare,
     prepared,
 )
 from .recipe import Recipe
@@ -241,6 +240,7 @@ def _check_names(calibration: Observations, recipe: Recipe) -> None:
             )
 
 
+@leads_on("quantize", QUANTIZE)
 @with_normal_tensors
 def quantize(
     model: _Model,
@@ -270,7 +270,8 @@ def quantize(
     watching: _Model | None = None
     for data in calibration_data:
         if watching is None:
-            watching = prepare(model, config or Int8StaticActivationInt8Weight(), data)
+            config = config or Int8StaticActivationInt8Weight()
+            watching = prepared(model, config, data, "quantize", "calibration_data[0]")
         show(count, total, "")
         sample = Sample(data)
         try:
