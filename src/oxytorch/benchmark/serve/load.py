@@ -141,8 +141,8 @@ def _answer(connection: _Connection, load: Load, draw: random.Random) -> Answer:
             new = int(event["usage"]["completion_tokens"])
     if not times:
         raise ValueError(
-            "bench serve: the server sent an answer without a part; ask for --logprobs where tokens "
-            "may have no text"
+            "bench serve: the server sent an answer without a part; ask for --logprobs where "
+            "tokens may have no text"
         )
     return Answer(tuple(times), new)
 
@@ -175,8 +175,13 @@ class _Connection:
     ) -> http.client.HTTPResponse:
         """The response. Raises ValueError for one that is no success."""
         data = None if body is None else json.dumps(body)
-        self._inner.request(method, path, data, self._headers)
-        response = self._inner.getresponse()
+        try:
+            self._inner.request(method, path, data, self._headers)
+            response = self._inner.getresponse()
+        except http.client.RemoteDisconnected:  # servers may close one between two requests
+            self._inner.close()
+            self._inner.request(method, path, data, self._headers)
+            response = self._inner.getresponse()
         if response.status != 200:
             text = response.read().decode("utf-8", "replace")
             raise ValueError(f"bench serve: {path} answered {response.status}: {text[:300]}")

@@ -86,9 +86,9 @@ def cached_attention(
             the cache may have more rows than the call has sequences.
 
     Returns a new dense [batch, length, heads * head_dim] of query's dtype. A row that sees no key
-    is zero. With cache_rows, or with starts of their own, sequences have the very results that each has
-    in a call of its own. Raises RuntimeError if a shape, dtype, stride or device does not fit, if
-    an index of beams or cache_rows is not a row of the cache, or if the cache has no room.
+    is zero. With cache_rows, or with starts of their own, sequences have the very results that
+    each has in a call of its own. Raises RuntimeError if a shape, dtype, stride or device does not
+    fit, if an index of beams or cache_rows is not a row of the cache, or if the cache has no room.
     Source: Dao et al., FlashAttention, 2022, algorithm 1; softcap: Gemma 2, 2024, section 2; sinks:
     Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023, section 3.2.
     """
@@ -97,17 +97,32 @@ def cached_attention(
             raise RuntimeError(
                 "cached_attention: expected beams without starts or rows of their own"
             )
-        norms = (interleaved, query_norm, key_norm, eps)
-        settings = (None, window, softcap, sinks, scale, causal)
         found = []
         for b, (own, row) in enumerate(sequences(len(query), start, start_tensor, cache_rows)):
-            new = [tensor[b : b + 1] for tensor in (query, key, value)]
-            caches = [tensor[row : row + 1] for tensor in (key_cache, value_cache)]
-            scales = [of_one(tensor, row, 3) for tensor in (key_scales, value_scales)]
-            angles = [of_one(tensor, b, 3) for tensor in (cos, sin)]
-            kept = of_one(mask, b, 4)
+            one, place = slice(b, b + 1), slice(row, row + 1)
             found.append(
-                cached_attention(*new, *caches, own, *scales, *angles, *norms, kept, *settings)
+                cached_attention(
+                    query[one],
+                    key[one],
+                    value[one],
+                    key_cache[place],
+                    value_cache[place],
+                    own,
+                    of_one(key_scales, row, 3),
+                    of_one(value_scales, row, 3),
+                    of_one(cos, b, 3),
+                    of_one(sin, b, 3),
+                    interleaved,
+                    query_norm,
+                    key_norm,
+                    eps,
+                    of_one(mask, b, 4),
+                    window=window,
+                    softcap=softcap,
+                    sinks=sinks,
+                    scale=scale,
+                    causal=causal,
+                )
             )
         return torch.cat(found) if found else query.transpose(1, 2).flatten(2).clone()
     if start_tensor is not None:
@@ -168,7 +183,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     yield Sample(shape + "-start_tensor", (*args[:5], 30), {"start_tensor": torch.tensor([20])})
     starts = {"start_tensor": torch.tensor([20, 3])}
     yield Sample(shape + "-start_tensors", (*args[:5], 30), {**starts, **turned, "window": 9})
-    rows = {**starts, "cache_rows": torch.tensor([1, 0]), "mask": kept}
+    rows: dict[str, object] = {**starts, "cache_rows": torch.tensor([1, 0]), "mask": kept}
     yield Sample(shape + "-cache_rows", (*args[:5], 30), rows)
     yield Sample("2x4x0x50x32", _inputs(dtype, narrow, 2, 4, 2, 0, 50, 32))
 

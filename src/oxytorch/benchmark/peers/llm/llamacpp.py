@@ -58,9 +58,10 @@ def prepare_llamacpp(task: LlmTask) -> Contestant:
 
 
 def write_gguf(model: Any, kind: str, path: Path, words: Sequence[str] | None = None) -> None:
-    """Writes a model's weights in a type of llama.cpp; words: its vocabulary, which its server needs.
+    """Writes a model's weights in a type of llama.cpp; norms stay float32.
 
-    Norms stay float32. The first three words are the unknown one, the begin and the end. Raises Absent for a family that is not in FAMILIES.
+    words: the vocabulary, without which its server does not start; the first three are the unknown
+    word, the begin and the end. Raises Absent for a family that is not in FAMILIES.
     """
     gguf = importlib.import_module("gguf")
     config = model.config
