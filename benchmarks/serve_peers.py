@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=704, help="tokens of a slot")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the server too
     given.folder.mkdir(exist_ok=True)
     precisions = given.weights.split(",")
     write(given.folder, given.shape, precisions)
