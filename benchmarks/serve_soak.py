@@ -74,11 +74,15 @@ class Server:
                 if event["event"] != "request":
                     self.events.append(event)
 
+    def ready(self) -> int:
+        """How many instances have become ready so far."""
+        return sum(event["event"] == "ready" for event in list(self.events))
+
     def wait_for_ready(self, count: int) -> bool:
         """Whether so many instances have become ready within two minutes."""
         end = time.monotonic() + 120
         while time.monotonic() < end:
-            if sum(event["event"] == "ready" for event in list(self.events)) >= count:
+            if self.ready() >= count:
                 return True
             time.sleep(0.05)
         return False
@@ -123,6 +127,8 @@ class Soak:
         next_kill = time.monotonic() + 20
         while time.monotonic() < self.until:
             time.sleep(1)
+            if self.server.ready() < self.server.instances + self.kills:
+                continue  # one is being brought back: what it takes meanwhile is no leak
             for pid in self.server.pids().values():
                 if resident := _resident(pid):
                     self.memory[pid].append(resident)

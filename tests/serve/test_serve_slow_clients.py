@@ -7,6 +7,7 @@ import socket
 import time
 import urllib.parse
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -78,6 +79,14 @@ def test_client_that_reads_nothing_is_cut_off_and_its_slot_is_free(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "STUCK_SECONDS", 0.5)
+    made = connections.Connection.connection_made
+
+    def small(self: connections.Connection, transport: Any) -> None:
+        # Else the system holds some megabytes of an answer.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made(self, transport)
+
+    monkeypatch.setattr(connections.Connection, "connection_made", small)
     before = server.metrics.cancelled.total
     body = json.dumps(
         {"model": "tiny", "prompt": "once", "max_tokens": 480, "stream": True, "n": 8,
