@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -97,7 +98,7 @@ def test_client_that_reads_nothing_is_cut_off_and_its_slot_is_free(
         assert answers(server)  # the answers to who does read are not held up
         wait_until(lambda: server.metrics.cancelled.total == before + 1, 60)
         wait_until(lambda: server.figure("oxytorch_running") == 0, 60)
-        with pytest.raises(ConnectionError):
+        with contextlib.suppress(ConnectionError):  # or it ends without one
             while connection.recv(65536):
                 pass
     assert answers(server)
