@@ -128,8 +128,7 @@ class KVCache:
     zeros: False leaves the memory as it is, which then is taken as far as it is written.
 
     The attribute `length` is the number of tokens seen so far; whoever writes to the layers
-    increases it. `beams` is None or int32 [batch, capacity]: position t of sequence b lies in row
-    beams[b, t].
+    increases it.
 
     Raises ValueError for layers, batch or capacity below one, or another dtype.
     """
@@ -159,7 +158,6 @@ class KVCache:
         self.batch = batch
         self.capacity = rounded
         self.length = 0
-        self.beams: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -169,23 +167,18 @@ class KVCache:
         """An empty cache of one sequence in the memory of sequence `index`."""
         found = copy.copy(self)
         found.layers = [layer.row(index) for layer in self.layers]
-        found.batch, found.length, found.beams = 1, 0, None
+        found.batch, found.length = 1, 0
         return found
 
     def reset(self) -> None:
         """Forgets all tokens."""
         self.length = 0
-        self.beams = None
 
     def crop(self, length: int) -> None:
         """Forgets the tokens from position `length` on."""
         if not 0 <= length <= self.length:
             raise ValueError(f"KVCache.crop: expected length 0 to {self.length}, got {length}")
         self.length = length
-
-    def reorder(self, index: Tensor) -> None:
-        """Makes sequence b go on where sequence index[b] stood; keys and values stay in place."""
-        self.beams = reordered(self.beams, index, self.capacity)
 
 
 class CacheSlots:
