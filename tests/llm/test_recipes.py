@@ -53,6 +53,7 @@ def test_packed_weights_err_as_bfloat16_does(family: str) -> None:
         ("int8", None, None, 0.04),
         ("int8", None, "int8", 0.08),
         ("int4", 32, None, 0.4),
+        ("int4", 32, "int8", 0.4),
         ("nf4", 32, None, 0.4),
         ("fp8", None, None, 0.15),
         (Float8Weight(block_size=(32, 32)), None, None, 0.15),
@@ -73,6 +74,8 @@ def test_quantized_weights_stay_near(
     )
     report = oxytorch.explain(fast)
     assert report.fused == report.layers == 2
+    # Rounding decides between experts whose scores are nearly alike.
+    assert report.whole or family == "mixtral", str(report)
     assert report.bytes_after < 0.8 * report.bytes_before
     assert usual_distance(logits(fast, given), logits(model, given)) < allowed
 

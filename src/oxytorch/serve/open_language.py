@@ -18,7 +18,7 @@ from ..llm_command.options import GROUP_SIZE, PRECISIONS
 from ..rewriting.memory import check_available
 from .app import Service
 from .engine import Engine
-from .lanes import MOST_ROWS, FusedLanes, lanes_of
+from .lanes import FusedLanes, lanes_of
 from .language import Language, Limits
 from .language_routes import language_router
 from .logs import log
@@ -62,11 +62,12 @@ def language_service(
             f"the keys and values of {arguments.slots} slots of {context} tokens (--slots, "
             "--context)",
         )
-    rows = MOST_ROWS
-    lanes = lanes_of(model, arguments.slots, context, rows)
+    rows: int | None = None
+    lanes = lanes_of(model, arguments.slots, context)
     if arguments.exact and isinstance(lanes, FusedLanes):
+        most = min(lanes.rows, arguments.slots)
         with torch.inference_mode():
-            rows = exact_rows(lanes.model, decoder.vocabulary, min(rows, arguments.slots))
+            rows = exact_rows(lanes.model, decoder.vocabulary, most)
         log.info("exact answers", extra={"fields": {"sequences_of_a_step": rows}})
     if not lanes.batched:
         log.warning(
