@@ -10,8 +10,10 @@ from .. import _lazy
 if TYPE_CHECKING:
     from .advise import advise
     from .errors import MemoryLibraryError, OutOfMemoryError
+    from .pinned import PinnedMemory, pinned
     from .record import record
     from .replay import replay
+    from .sites import note_sites
     from .statistics import (
         empty_cache,
         max_memory_allocated,
@@ -50,8 +52,11 @@ _STATISTICS = (
 _LATER = {
     "MemoryLibraryError": "errors",
     "OutOfMemoryError": "errors",
+    "PinnedMemory": "pinned",
     "advise": "advise",
     "load_trace": "trace",
+    "note_sites": "sites",
+    "pinned": "pinned",
     "pool": "torch_allocator",
     "record": "record",
     "replay": "replay",
@@ -63,6 +68,7 @@ _LATER = {
 __all__ = [
     "MemoryLibraryError",
     "OutOfMemoryError",
+    "PinnedMemory",
     "advise",
     "empty_cache",
     "load_trace",
@@ -75,6 +81,8 @@ __all__ = [
     "memory_snapshot",
     "memory_stats",
     "memory_summary",
+    "note_sites",
+    "pinned",
     "pool",
     "record",
     "replay",

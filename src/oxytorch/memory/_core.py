@@ -44,6 +44,8 @@ class Source(ctypes.Structure):
         ("is_capturing", ctypes.c_void_p),
         ("memory_info", ctypes.c_void_p),
         ("synchronize", ctypes.c_void_p),
+        ("allocate_host", ctypes.c_void_p),
+        ("release_host", ctypes.c_void_p),
     )
 
 

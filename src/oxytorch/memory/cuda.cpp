@@ -21,6 +21,7 @@ using Address = unsigned long long;
 
 constexpr Result kOutOfMemory = 2, kNotReady = 600;
 constexpr int kCaptureRelaxed = 2, kNoTiming = 2, kReadWrite = 3, kOnDevice = 1, kPinned = 1;
+constexpr unsigned kPortable = 1;
 constexpr int kHasVirtualMemory = 102;
 
 struct Location {
@@ -56,6 +57,8 @@ struct Driver {
   Result (*cuMemGetInfo_v2)(std::size_t*, std::size_t*);
   Result (*cuMemAlloc_v2)(Address*, std::size_t);
   Result (*cuMemFree_v2)(Address);
+  Result (*cuMemHostAlloc)(void**, std::size_t, unsigned);
+  Result (*cuMemFreeHost)(void*);
   Result (*cuMemGetAllocationGranularity)(std::size_t*, const Properties*, int);
   Result (*cuMemAddressReserve)(Address*, std::size_t, std::size_t, Address, unsigned long long);
   Result (*cuMemAddressFree)(Address, std::size_t);
@@ -151,6 +154,18 @@ int allocate(void* context, int device, std::size_t bytes, void** data) {
 int release(void* context, int device, void* data, std::size_t) {
   return Scope(context, device).call([&](const Driver& driver) {
     return driver.cuMemFree_v2(address_of(data));
+  });
+}
+
+int allocate_host(void* context, int device, std::size_t bytes, void** data) {
+  return Scope(context, device).call([&](const Driver& driver) {
+    return driver.cuMemHostAlloc(data, bytes, kPortable);
+  });
+}
+
+int release_host(void* context, int device, void* data, std::size_t) {
+  return Scope(context, device).call([&](const Driver& driver) {
+    return driver.cuMemFreeHost(data);
   });
 }
 
@@ -279,6 +294,8 @@ std::string load(void* library, Driver& driver) {
   OXYTORCH_GET(cuMemGetInfo_v2);
   OXYTORCH_GET(cuMemAlloc_v2);
   OXYTORCH_GET(cuMemFree_v2);
+  OXYTORCH_GET(cuMemHostAlloc);
+  OXYTORCH_GET(cuMemFreeHost);
   OXYTORCH_GET(cuMemGetAllocationGranularity);
   OXYTORCH_GET(cuMemAddressReserve);
   OXYTORCH_GET(cuMemAddressFree);
@@ -327,9 +344,10 @@ extern "C" int oxytorch_memory_cuda_source(oxytorch_memory_source* source) {
   std::size_t granularity = 0;
   if (can_map && driver.cuMemGetAllocationGranularity(&granularity, &properties, 0))
     granularity = 0;
-  *source = {"CUDA",    cuda.get(), granularity, count,        allocate,    release,    reserve,
-             unreserve, create,     destroy,     map,          unmap,       grant,      record,
-             query,     wait,       forget,      is_capturing, memory_info, synchronize};
+  *source = {"CUDA",      cuda.get(),  granularity,   count,       allocate, release,
+             reserve,     unreserve,   create,        destroy,     map,      unmap,
+             grant,       record,      query,         wait,        forget,   is_capturing,
+             memory_info, synchronize, allocate_host, release_host};
   // The driver is in use until the process ends.
   cuda.release();
   return OXYTORCH_MEMORY_OK;

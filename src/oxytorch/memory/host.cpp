@@ -112,9 +112,9 @@ bool may_be_host_memory(const void* data) {
 
 #pragma GCC visibility push(default)
 extern "C" int oxytorch_memory_host_source(oxytorch_memory_source* source) {
-  *source = {"host",    nullptr, kHugePage, 1,       allocate,    release, reserve,
-             unreserve, create,  destroy,   map,     unmap,       grant,   nullptr,
-             nullptr,   nullptr, nullptr,   nullptr, memory_info, nullptr};
+  *source = {"host",  nullptr, kHugePage,   1,       allocate, release, reserve, unreserve,
+             create,  destroy, map,         unmap,   grant,    nullptr, nullptr, nullptr,
+             nullptr, nullptr, memory_info, nullptr, nullptr,  nullptr};
   return OXYTORCH_MEMORY_OK;
 }
 #pragma GCC visibility pop

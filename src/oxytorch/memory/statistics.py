@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -134,10 +135,13 @@ def set_memory_limit(size: int, device: Device = None) -> None:
     made.allocator.set_limit(index, size)
 
 
-def mem_get_info(device: Device = None) -> tuple[int, int]:
-    """Free and total bytes of the device, whoever holds the rest."""
+def mem_get_info(device: Device = None, *, native: bool = False) -> tuple[int, int]:
+    """Free and total bytes of the device, or of the machine, whoever holds the rest."""
     kind, index = _resolve(device)
-    made = _ours(kind, False)
+    if kind == "cpu":
+        page = os.sysconf("SC_PAGESIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    made = _ours(kind, native)
     if made is None:
         free, total = getattr(torch, kind).mem_get_info(index)
         return int(free), int(total)
