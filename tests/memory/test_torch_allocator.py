@@ -111,15 +111,13 @@ def test_statistics_need_use() -> None:
 
 
 def test_use_names_what_it_takes() -> None:
-    with pytest.raises(ValueError, match="expected 'cuda' or 'cpu', got 'mps'"):
+    with pytest.raises(ValueError, match="expected 'cuda', 'xpu' or 'cpu', got 'mps'"):
         memory.use("mps")
-    with pytest.raises(NotImplementedError, match="xpu"):
-        memory.use("xpu")
     with pytest.raises(ValueError, match="'expandable' or 'native' on the CPU"):
         memory.use("cpu", policy="mapped")
     with pytest.raises(ValueError, match="restore: expected device 'cpu'"):
         memory.restore("cuda")
-    with pytest.raises(ValueError, match="pool: expected device 'cuda'"), memory.pool("cpu"):
+    with pytest.raises(ValueError, match="pool: expected device 'cuda' or"), memory.pool("cpu"):
         pass
 
 
@@ -127,6 +125,16 @@ def test_use_names_what_it_takes() -> None:
 def test_use_of_cuda_says_that_torch_has_none() -> None:
     with pytest.raises(RuntimeError, match="built without CUDA"):
         memory.use("cuda")
+
+
+@pytest.mark.skipif(torch.xpu._is_compiled(), reason="this torch has XPU")
+def test_use_of_xpu_says_what_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="is built without XPU"):
+        memory.use("xpu")
+    monkeypatch.setattr(torch.xpu, "_is_compiled", lambda: True)
+    monkeypatch.delattr(torch.xpu.memory, "XPUPluggableAllocator", raising=False)
+    with pytest.raises(RuntimeError, match="takes no allocator of others for XPU"):
+        memory.use("xpu")
 
 
 def test_calls_with_wrong_pointers_and_sizes_are_errors() -> None:

@@ -157,8 +157,10 @@ class SyclDriver:
 
     def release_memory(self) -> None:
         """Gives memory back that torch keeps but does not use."""
+        from .. import memory
+
         if torch.xpu.is_available():
-            torch.xpu.empty_cache()
+            memory.empty_cache("xpu")
 
     def _from_spirv(self, code: bytes) -> Any:
         from dpctl import program
