@@ -25,10 +25,9 @@ inline void* map_huge(std::size_t size, int protection) {
   if (before > 0) munmap(begin, before);
   std::byte* end = begin + before + size;
   const auto page = std::uintptr_t{4096};
-  auto* rest = reinterpret_cast<std::byte*>(
-      (reinterpret_cast<std::uintptr_t>(end) + page - 1) / page * page);
-  if (rest < begin + size + kHugePage)
-    munmap(rest, std::size_t(begin + size + kHugePage - rest));
+  auto* rest = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(end) + page - 1) /
+                                            page * page);
+  if (rest < begin + size + kHugePage) munmap(rest, std::size_t(begin + size + kHugePage - rest));
 #ifdef MADV_HUGEPAGE
   // Where the system has no huge pages this fails, and pages are small.
   madvise(begin + before, size, MADV_HUGEPAGE);

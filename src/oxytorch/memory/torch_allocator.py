@@ -238,7 +238,7 @@ def _replace_record_stream(allocator: _core.Allocator) -> None:
     """Tells our allocator of `Tensor.record_stream` on XPU, of which torch tells it nothing."""
 
     def record_stream(tensor: torch.Tensor, stream: torch.Stream) -> None:
-        own = torch.xpu.Stream(
+        own = torch.xpu.Stream(  # type: ignore[no-untyped-call]
             stream_id=stream.stream_id,
             device_index=stream.device_index,
             device_type=stream.device_type,
@@ -246,6 +246,6 @@ def _replace_record_stream(allocator: _core.Allocator) -> None:
         with contextlib.suppress(MemoryLibraryError):  # memory of others: torch ignores it too
             allocator.record_stream(tensor.untyped_storage().data_ptr(), int(own.sycl_queue))
 
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("record_stream", record_stream, "XPU")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("record_stream", record_stream, "XPU")  # type: ignore[no-untyped-call]
     _operators.append(library)
