@@ -33,7 +33,8 @@ enum {
 };
 
 // Where memory comes from. Functions return one of the results above, may be called from any
-// thread, one at a time for a device. Those that a policy does not need may be null.
+// thread, one at a time for a device by each allocator. Those that a policy does not need may be
+// null.
 typedef struct oxytorch_memory_source {
   const char* name;    // of the kind of device, for messages: "CUDA"
   void* context;       // the first argument of each function

@@ -79,7 +79,20 @@ struct Device {
   Context context = nullptr;
   Result result = 0;
   std::vector<Access> access;  // by itself, and by devices that can reach it
+  std::mutex mutex;            // of spare: an allocator of its pinned memory may use it too
   std::vector<Event> spare;
+
+  Event take() {
+    std::lock_guard lock(mutex);
+    if (spare.empty()) return nullptr;
+    Event event = spare.back();
+    spare.pop_back();
+    return event;
+  }
+  void give(Event event) {
+    std::lock_guard lock(mutex);
+    spare.push_back(event);
+  }
 };
 
 struct Cuda {
@@ -221,16 +234,11 @@ int grant(void* context, int device, void* address, std::size_t bytes) {
 int record(void* context, int device, void* stream, std::uint64_t* event) {
   const Scope scope(context, device);
   return scope.call([&](const Driver& driver) {
-    std::vector<Event>& spare = scope.device().spare;
-    Event found = nullptr;
-    if (spare.empty()) {
+    Event found = scope.device().take();
+    if (!found)
       if (const Result result = driver.cuEventCreate(&found, kNoTiming)) return result;
-    } else {
-      found = spare.back();
-      spare.pop_back();
-    }
     const Result result = driver.cuEventRecord(found, stream);
-    if (result) spare.push_back(found);
+    if (result) scope.device().give(found);
     *event = reinterpret_cast<std::uint64_t>(found);
     return result;
   });
@@ -250,7 +258,7 @@ int wait(void* context, int device, std::uint64_t event) {
 
 void forget(void* context, int device, std::uint64_t event) {
   Cuda& cuda = *static_cast<Cuda*>(context);
-  cuda.devices[device]->spare.push_back(reinterpret_cast<Event>(event));
+  cuda.devices[device]->give(reinterpret_cast<Event>(event));
 }
 
 int is_capturing(void* context, int device, void* stream) {
