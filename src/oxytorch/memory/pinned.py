@@ -96,6 +96,8 @@ def pinned(device: torch.device | str = "cuda") -> PinnedMemory:
         MemoryLibraryError: there is no such device.
     """
     chosen = torch.device(device)
+    if chosen.type not in ("cuda", "xpu"):
+        raise ValueError(f"pinned: expected a cuda or xpu device, got {device}")
     _check_device(chosen.type)
     with _lock:
         if chosen.type not in _caches:
