@@ -38,8 +38,10 @@ void for_parts(int device, void* data, std::size_t bytes, Function function) {
     const std::uintptr_t end = std::min(first + bytes, at / kPage * kPage + kPage);
     std::uintptr_t page = at / kPage;
     if (is_physical) {
-      page = oxytorch_memory_fake_page(&source, device, reinterpret_cast<void*>(at)) >> 20;
-      if (!page) ++mistakes;
+      const auto granule = oxytorch_memory_fake_page(&source, device, reinterpret_cast<void*>(at));
+      if (!granule) ++mistakes;
+      // The page's number, and which part of it; no page has so many.
+      page = (granule >> 20) * 64 + (granule & 0xFFFFF);
     }
     const std::uintptr_t begin = page * kPage + at % kPage;
     function(live[page % 256], begin, begin + (end - at));
