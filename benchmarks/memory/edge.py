@@ -42,7 +42,7 @@ GiB = 1 << 30
 def options() -> argparse.ArgumentParser:
     made = parser(__doc__ or "", **SIZES, **LOOP)
     made.formatter_class = argparse.RawDescriptionHelpFormatter
-    made.add_argument("--margin", type=float, default=0.005, help="above the bound")
+    made.add_argument("--margin", type=float, default=0.007, help="above the bound")
     made.add_argument("--timed-steps", type=int, default=24)
     made.add_argument("--seconds", type=float, default=150, help="for all parts")
     made.add_argument("--out", type=Path, help="write JSON here too, after each part")
