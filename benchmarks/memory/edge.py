@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lora_finetuning import LOOP, SIZES, training
+from lora_finetuning import LOOP, SIZES, model
 
 from oxytorch import memory
 from oxytorch.memory.replay import replay
-from program import parser
+from program import parser, training
 
 ALLOCATORS = {"native": "native-policy", "expandable": "expandable", "ours": "oxytorch"}
 PAGE = 2 << 20
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     seconds: list[float] = []
     found: dict[str, Any] = {"steps": arguments.steps}
     try:
-        for loss, took in training(arguments, lambda text: None):
+        for loss, took in training(arguments, lambda text: None, model, SIZES, clip=1.0):
             losses.append(loss)
             seconds.append(took)
     except torch.OutOfMemoryError as error:
@@ -99,7 +99,7 @@ def record(arguments: argparse.Namespace) -> dict[str, Any]:
     """Trains under torch's default and writes a trace."""
     torch.manual_seed(arguments.seed)
     with memory.record(arguments.trace, stacks=False) as recording:
-        for _ in training(arguments, recording.mark):
+        for _ in training(arguments, recording.mark, model, SIZES, clip=1.0):
             pass
     properties = torch.cuda.get_device_properties(0)
     return {"device": properties.name, "total": properties.total_memory, "torch": torch.__version__}

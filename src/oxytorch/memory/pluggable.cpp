@@ -12,6 +12,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "../core/old_runtime.h"
 #include "allocator.h"
 #include "failure.h"
 
