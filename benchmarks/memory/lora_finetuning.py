@@ -22,6 +22,7 @@ def model(layers: int, width: int, inner: int, vocabulary: int, rank: int) -> De
 
 
 SIZES = {"layers": 22, "width": 2048, "inner": 5632, "vocabulary": 32000, "rank": 16}
+LOOP = {"steps": 8, "batch": 4, "shortest": 256, "longest": 4096}
 
 if __name__ == "__main__":
-    train_language_model(__doc__ or "", model, SIZES, shortest=256, longest=4096, clip=1.0)
+    train_language_model(__doc__ or "", model, SIZES, LOOP, clip=1.0)

@@ -36,6 +36,7 @@ def model(layers: int, width: int, inner: int, vocabulary: int, experts: int) ->
 
 
 SIZES = {"layers": 8, "width": 1024, "inner": 3584, "vocabulary": 32000, "experts": 8}
+LOOP = {"steps": 8, "batch": 4, "shortest": 128, "longest": 2048}
 
 if __name__ == "__main__":
-    train_language_model(__doc__ or "", model, SIZES, shortest=128, longest=2048)
+    train_language_model(__doc__ or "", model, SIZES, LOOP)

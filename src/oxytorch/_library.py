@@ -74,6 +74,8 @@ _RESULTS = {
     "oxytorch_set_arenas": None,
     "oxytorch_free_arenas": ctypes.c_int64,
     "oxytorch_program_memory": None,
+    "oxytorch_map_huge": ctypes.c_void_p,
+    "oxytorch_unmap_huge": None,
     "oxytorch_bump_versions": None,
     "oxytorch_unwatch": None,
     "oxytorch_set_offsets": None,
@@ -89,6 +91,8 @@ _RESULTS = {
 _ARGUMENTS = {
     "oxytorch_set_tuning": [ctypes.c_int64] * 3,
     "oxytorch_set_arenas": [ctypes.c_bool] * 2,
+    "oxytorch_map_huge": [ctypes.c_size_t],
+    "oxytorch_unmap_huge": [ctypes.c_void_p, ctypes.c_size_t],
     "oxytorch_program_memory": [ctypes.c_void_p] * 2,
     "oxytorch_split_float_product": [*[ctypes.c_int64] * 4, ctypes.c_void_p],
     "oxytorch_moved": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64],

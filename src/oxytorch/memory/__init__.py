@@ -10,8 +10,10 @@ from .. import _lazy
 if TYPE_CHECKING:
     from .advise import advise
     from .errors import MemoryLibraryError, OutOfMemoryError
+    from .pinned import PinnedMemory, pinned
     from .record import record
     from .replay import replay
+    from .sites import note_sites
     from .statistics import (
         empty_cache,
         max_memory_allocated,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MemoryLibraryError",
     "OutOfMemoryError",
+    "PinnedMemory",
     "advise",
     "empty_cache",
     "load_trace",
@@ -46,6 +49,8 @@ __all__ = [
     "memory_snapshot",
     "memory_stats",
     "memory_summary",
+    "note_sites",
+    "pinned",
     "pool",
     "record",
     "replay",
@@ -61,8 +66,11 @@ _LATER = {
     **dict.fromkeys(__all__, "statistics"),
     "MemoryLibraryError": "errors",
     "OutOfMemoryError": "errors",
+    "PinnedMemory": "pinned",
     "advise": "advise",
     "load_trace": "trace",
+    "note_sites": "sites",
+    "pinned": "pinned",
     "pool": "torch_allocator",
     "record": "record",
     "replay": "replay",

@@ -42,6 +42,7 @@ class Source(ctypes.Structure):
         ("devices", ctypes.c_int),
         *members(ctypes.c_void_p, *CALLS),
         *members(ctypes.c_void_p, "forget", "is_capturing", "memory_info", "synchronize"),
+        *members(ctypes.c_void_p, "allocate_host", "release_host"),
     )
 
 

@@ -23,6 +23,7 @@ using Address = unsigned long long;
 
 constexpr Result kOutOfMemory = 2, kNotReady = 600;
 constexpr int kCaptureRelaxed = 2, kNoTiming = 2, kReadWrite = 3, kOnDevice = 1, kPinned = 1;
+constexpr unsigned kPortable = 1;
 constexpr int kHasVirtualMemory = 102;
 
 struct Location {
@@ -58,6 +59,8 @@ static_assert(sizeof(Access) == 12);
   F(Result, cuMemGetInfo_v2, (std::size_t*, std::size_t*))                                         \
   F(Result, cuMemAlloc_v2, (Address*, std::size_t))                                                \
   F(Result, cuMemFree_v2, (Address))                                                               \
+  F(Result, cuMemHostAlloc, (void**, std::size_t, unsigned))                                       \
+  F(Result, cuMemFreeHost, (void*))                                                                \
   F(Result, cuMemGetAllocationGranularity, (std::size_t*, const Properties*, int))                 \
   F(Result, cuMemAddressReserve,                                                                   \
     (Address*, std::size_t, std::size_t, Address, unsigned long long))                             \
@@ -83,7 +86,20 @@ struct Device {
   Context context = nullptr;
   Result result = 0;
   std::vector<Access> access;  // by itself, and by devices that can reach it
+  std::mutex mutex;            // of spare: an allocator of its pinned memory may use it too
   std::vector<Event> spare;
+
+  Event take() {
+    std::lock_guard lock(mutex);
+    if (spare.empty()) return nullptr;
+    Event event = spare.back();
+    spare.pop_back();
+    return event;
+  }
+  void give(Event event) {
+    std::lock_guard lock(mutex);
+    spare.push_back(event);
+  }
 };
 
 struct Cuda {
@@ -161,6 +177,18 @@ int release(void* context, int device, void* data, std::size_t) {
   });
 }
 
+int allocate_host(void* context, int device, std::size_t bytes, void** data) {
+  return Scope(context, device).call([&](const Driver& driver) {
+    return driver.cuMemHostAlloc(data, bytes, kPortable);
+  });
+}
+
+int release_host(void* context, int device, void* data, std::size_t) {
+  return Scope(context, device).call([&](const Driver& driver) {
+    return driver.cuMemFreeHost(data);
+  });
+}
+
 int reserve(void* context, int device, std::size_t bytes, void** address) {
   return Scope(context, device).call([&](const Driver& driver) {
     return driver.cuMemAddressReserve(reinterpret_cast<Address*>(address), bytes, 0, 0, 0);
@@ -213,16 +241,11 @@ int grant(void* context, int device, void* address, std::size_t bytes) {
 int record(void* context, int device, void* stream, std::uint64_t* event) {
   const Scope scope(context, device);
   return scope.call([&](const Driver& driver) {
-    std::vector<Event>& spare = scope.device().spare;
-    Event found = nullptr;
-    if (spare.empty()) {
+    Event found = scope.device().take();
+    if (!found)
       if (const Result result = driver.cuEventCreate(&found, kNoTiming)) return result;
-    } else {
-      found = spare.back();
-      spare.pop_back();
-    }
     const Result result = driver.cuEventRecord(found, stream);
-    if (result) spare.push_back(found);
+    if (result) scope.device().give(found);
     *event = reinterpret_cast<std::uint64_t>(found);
     return result;
   });
@@ -242,7 +265,7 @@ int wait(void* context, int device, std::uint64_t event) {
 
 void forget(void* context, int device, std::uint64_t event) {
   Cuda& cuda = *static_cast<Cuda*>(context);
-  cuda.devices[device]->spare.push_back(reinterpret_cast<Event>(event));
+  cuda.devices[device]->give(reinterpret_cast<Event>(event));
 }
 
 int is_capturing(void* context, int device, void* stream) {
@@ -298,9 +321,10 @@ extern "C" int oxytorch_memory_cuda_source(oxytorch_memory_source* source) {
   std::size_t granularity = 0;
   if (can_map && driver.cuMemGetAllocationGranularity(&granularity, &properties, 0))
     granularity = 0;
-  *source = {"CUDA",    cuda.get(), granularity, count,        allocate,    release,    reserve,
-             unreserve, create,     destroy,     map,          unmap,       grant,      record,
-             query,     wait,       forget,      is_capturing, memory_info, synchronize};
+  *source = {"CUDA",      cuda.get(),  granularity,   count,       allocate, release,
+             reserve,     unreserve,   create,        destroy,     map,      unmap,
+             grant,       record,      query,         wait,        forget,   is_capturing,
+             memory_info, synchronize, allocate_host, release_host};
   // The driver is in use until the process ends.
   cuda.release();
   return OXYTORCH_MEMORY_OK;

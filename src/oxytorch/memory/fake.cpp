@@ -269,7 +269,9 @@ int oxytorch_memory_fake_source(const oxytorch_memory_fake* settings,
              forget,
              nullptr,
              memory_info,
-             nullptr};
+             nullptr,
+             allocate,
+             release};
   return OXYTORCH_MEMORY_OK;
 }
 

@@ -46,6 +46,7 @@ struct Block {
   Block *previous = nullptr, *next = nullptr;  // neighbours in the segment
   State state = State::kFree;
   int events = 0;
+  int site = 0;                                 // where it was asked for
   std::uint64_t epoch = 0;                      // of its stream, when it was freed last
   std::unique_ptr<std::vector<Stream*>> users;  // other streams
 
@@ -122,6 +123,10 @@ struct Segment {
            slots[slot].page->slot == slot;
   }
 };
+
+// Of this thread's allocations; and what a site is called.
+int current_site();
+std::string site_name(int site);
 
 // Says what failed; thrown inside, and turned into a result by the C functions.
 struct Failure {
@@ -220,6 +225,7 @@ class Heap {
   bool record_use(Stream& stream, Block* block);
   std::string report_locked(std::size_t asked) const;
   std::size_t largest_free() const;
+  std::string holders() const;
 
   std::mutex mutex_;
   Table<Block> live_;

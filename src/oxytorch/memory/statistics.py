@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -128,9 +129,12 @@ def set_memory_limit(size: int, device: Device = None) -> None:
     made.allocator.set_limit(index, size)
 
 
-def mem_get_info(device: Device = None) -> tuple[int, int]:
-    """Free and total bytes of the device, whoever holds the rest."""
-    free, total = _ask(device, False, "mem_get_info", "memory_info")
+def mem_get_info(device: Device = None, *, native: bool = False) -> tuple[int, int]:
+    """Free and total bytes of the device, or of the machine, whoever holds the rest."""
+    if _resolve(device)[0] == "cpu":
+        page = os.sysconf("SC_PAGESIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    free, total = _ask(device, native, "mem_get_info", "memory_info")
     return int(free), int(total)
 
 

@@ -190,10 +190,13 @@ def live_after(trace: Trace, event: int) -> list[int]:
     return [*live]
 
 
-def holders(trace: Trace, count: int = 10) -> list[tuple[int, int, str]]:
-    """The lines of code that hold most at the peak: bytes, allocations and the line."""
+def holders(trace: Trace, count: int = 10, event: int | None = None) -> list[tuple[int, int, str]]:
+    """The lines of code that hold most after an event, by default at the peak.
+
+    Of each: bytes, allocations and the line.
+    """
     found: dict[int, list[int]] = {}
-    for number in live_after(trace, peak(trace).event):
+    for number in live_after(trace, peak(trace).event if event is None else event):
         held = found.setdefault(trace.places[number], [0, 0])
         held[0] += rounded(trace.sizes[number])
         held[1] += 1
