@@ -194,7 +194,7 @@ def conditions_of(
     if own.shows_sizes:
         raise CaptureError("its code makes text of a size")
     if not way.is_same(own):
-        raise CaptureError("its code takes another way where sizes are symbols")
+        raise CaptureError(f"its code takes another way where sizes are symbols, behind {way.parts(own)}")
     if not output.is_like(value):
         raise CaptureError("its output holds sizes")
     _compare(sized.recording, without_writes(found) or found, symbols)
