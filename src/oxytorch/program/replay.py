@@ -145,6 +145,13 @@ class Replay(AroundForward):
         """The programs captured so far."""
         return [program for known in self._programs.values() for program, _ in known]
 
+    def told(self) -> list[str]:
+        """What became of the calls so far, in words."""
+        forms = len(self._programs)
+        lines = [f"programs for {forms} form{'s' * (forms != 1)} of call", *self._builder.told()]
+        refused = dict.fromkeys(self._refused.copy().values())
+        return [*lines, *(f"a form of call has no program: {why}" for why in refused)]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_plain_inference() or self.module.training:
             return self.forward(*args, **kwargs)
@@ -183,21 +190,38 @@ class Replay(AroundForward):
                     with self._lock:
                         self._programs[form] = _moved_to_front(programs, position)
                 return output.rebuilt(results)
+        if self._joined_by_proven(form, tensors):
+            return self(*args, **kwargs)
         return self._run_new(form, args, kwargs)
+
+    def _joined_by_proven(self, form: Hashable, tensors: list[Tensor]) -> bool:
+        """Whether programs serve a form from now on that were proven later than its own were made:
+        for other values that the code reads."""
+        own = self._programs.get(form)
+        if not own or len(own) >= MOST_PROGRAMS or form in self._refused:
+            return False
+        more = [p for p in self._builder.proven(form, tensors) if not any(p[0].is_of(o) for o, _ in own)]
+        if not more or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            is_current = self._programs.get(form) is own
+            if is_current:
+                self._programs[form] = [*more, *own]
+            return is_current
+        finally:
+            self._lock.release()
 
     def _proven(
         self, form: Hashable, tensors: list[Tensor]
     ) -> Sequence[tuple[RecordedProgram, Output]]:
-        """A program of other sizes that is proven to be right for such calls."""
-        found = None if form in self._refused else self._builder.proven(form, tensors)
-        if found is None:
-            return ()
-        if len(self._programs) < MOST_FORMS and self._lock.acquire(blocking=False):
+        """Programs of other sizes that are proven to be right for such calls."""
+        found = [] if form in self._refused else self._builder.proven(form, tensors)
+        if found and len(self._programs) < MOST_FORMS and self._lock.acquire(blocking=False):
             try:
-                self._programs.setdefault(form, [found])
+                self._programs.setdefault(form, found)
             finally:
                 self._lock.release()
-        return [found]
+        return found
 
     def _run_own(
         self,
@@ -232,7 +256,7 @@ class Replay(AroundForward):
             return self.forward(*args, **kwargs)
         if is_due and form in self._before:
             return self._capture(form, args, kwargs)[0]
-        found = None if known else self._shared(form, args, kwargs)
+        found = self._shared(form, args, kwargs)
         return self._look(form, args, kwargs) if found is None else found[0]
 
     def _may_try(self) -> bool:
@@ -302,7 +326,7 @@ class Replay(AroundForward):
                     self._state = state.without_values()
                 output = self._output(value, state, args, kwargs)
                 if form_of_call(args, kwargs)[0] == form:
-                    self._programs[form] = [(program, output)]
+                    self._programs[form] = [(program, output), *self._programs.get(form, ())]
                     if state.is_current():
                         self._builder.prove(found, self.forward, args, kwargs, output)
             except (CaptureError, ForeignError):
@@ -456,6 +480,12 @@ class Replay(AroundForward):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
+
+
+def calls_told(model: nn.Module) -> list[str]:
+    """What became of the calls of a model with a program, in words; nothing if it has none."""
+    forwards = (module.__dict__.get("forward") for module in model.modules())
+    return [line for own in forwards if isinstance(own, Replay) for line in own.told()]
 
 
 @dataclass(frozen=True)
