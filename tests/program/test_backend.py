@@ -158,6 +158,32 @@ def _ids(batch: int, length: int) -> Tensor:
     return torch.arange(batch * length).reshape(batch, length) % 50
 
 
+SIZES: dict[str, Callable[[Tensor], Any]] = {
+    # a size among tensors
+    "times": lambda x: x * x.shape[0] - x / (2 * x.shape[0] + 1),
+    "sum": lambda x: (x + x.shape[0], x.shape[0] - x, torch.rsub(x, x.shape[0], alpha=2)),
+    "sum of integers": lambda x: (x.int() + x.shape[0], x.int() - x.shape[0] * 2, x.long() - 1),
+    "compared": lambda x: (x > x.shape[0] - 1, x.int() == x.shape[0], (x > 0) == x.shape[0]),
+    "chosen": lambda x: torch.where(x > 0.5, x, x.shape[0]),
+    "filled": lambda x: (torch.full((2, 3), x.shape[0]), torch.full_like(x, x.shape[0])),
+    "masked": lambda x: x.masked_fill(x > 0, x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_size_is_a_tensor_among_tensors(name: str, seen: Seen) -> None:
+    function = SIZES[name]
+    compiled = _compiled(function, dynamic=True)
+    for rows in (3, 5, 2, 300):
+        x = torch.linspace(-9, 9, rows * 4).view(rows, 4)
+        found, wanted = compiled(x), function(x)
+        pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+        for own, right in pairs:
+            assert own.dtype == right.dtype
+            torch.testing.assert_close(own, right)
+    assert not seen.reasons and len(seen.programs) == 1
+
+
 def test_one_program_serves_all_sizes(seen: Seen) -> None:
     model = Attention().eval()
     compiled = _compiled(model, dynamic=True)

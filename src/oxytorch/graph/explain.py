@@ -31,8 +31,8 @@ def explain(
     inputs: positional arguments to capture it with, a tensor for a single one; kwargs: those by
     name. The model stays as it is. Kernels are timed where a pass decides by time.
 
-    Of a model that `optimize` made a program of, it also tells what became of the calls so far: which
-    sizes are served, and why no others.
+    Of a model that `optimize` made a program of, it also tells what became of the calls so far:
+    which sizes are served, and why no others.
 
     print() gives the text with the program before and after; `.svg(path)` draws both.
 

@@ -60,9 +60,7 @@ class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
         if seen is None:
             if fake.is_conj() or fake.is_neg():
                 raise CaptureError("it makes tensors that are conjugated when they are read")
-            plain = torch.empty_strided(
-                fake.shape, fake.stride(), dtype=fake.dtype, device="meta"
-            )
+            plain = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
             seen = Tensor._make_subclass(Tensor, plain, False, dispatch_device=True)
             self._seen_of[id(fake)], self._behind[id(seen)] = seen, fake
         return seen
@@ -194,7 +192,9 @@ def conditions_of(
     if own.shows_sizes:
         raise CaptureError("its code makes text of a size")
     if not way.is_same(own):
-        raise CaptureError(f"its code takes another way where sizes are symbols, behind {way.parts(own)}")
+        raise CaptureError(
+            f"its code takes another way where sizes are symbols, behind {way.parts(own)}"
+        )
     if not output.is_like(value):
         raise CaptureError("its output holds sizes")
     _compare(sized.recording, without_writes(found) or found, symbols)

@@ -200,7 +200,9 @@ class Replay(AroundForward):
         own = self._programs.get(form)
         if not own or len(own) >= MOST_PROGRAMS or form in self._refused:
             return False
-        more = [p for p in self._builder.proven(form, tensors) if not any(p[0].is_of(o) for o, _ in own)]
+        more = [
+            p for p in self._builder.proven(form, tensors) if not any(p[0].is_of(o) for o, _ in own)
+        ]
         if not more or not self._lock.acquire(blocking=False):
             return False
         try:

@@ -74,9 +74,13 @@ class SizedRun:
 
     def _step(self, steps: tuple[Step, ...]) -> Step:
         first = steps[0]
-        others = {str(step.operator): None for step in steps if not differ_in_arguments(step, first)}
+        others = {
+            str(step.operator): None for step in steps if not differ_in_arguments(step, first)
+        }
         if others:
-            raise DifferentError(f"it calls {first.operator} of one size, {[*others][0]} of another")
+            raise DifferentError(
+                f"it calls {first.operator} of one size, {next(iter(others))} of another"
+            )
         try:
             return replace(first, arguments=self._one([step.arguments for step in steps]))
         except DifferentError:

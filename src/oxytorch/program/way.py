@@ -71,7 +71,7 @@ class Way:
         return self._taken == other._taken
 
     def parts(self, other: Way) -> str:
-        """The line upon which another run took another way, and its function."""
+        """The line behind which another run took another way, and its function."""
         pairs = zip(self._taken, other._taken, strict=False)
         same = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
         shorter = min(self._taken, other._taken, key=len)
@@ -79,8 +79,8 @@ class Way:
         if at == 0:
             return "its first line"
         code, offset = shorter[at - 1]
-        lines = [*code.co_positions()]
-        line = lines[offset // 2][0] if offset >= 0 else code.co_firstlineno
+        lines = (line for start, end, line in code.co_lines() if start <= offset < end)
+        line = next(lines, code.co_firstlineno)
         return f"{os.path.basename(code.co_filename)}:{line}, in {code.co_name}"
 
     def _enters(self, frame: types.FrameType) -> bool:

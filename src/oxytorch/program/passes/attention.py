@@ -28,8 +28,8 @@ USUAL = ((1, 16), (1, 128), (8, 128), (1, 512))
 
 
 def attention(editor: Editor) -> None:
-    """Have attention computed by the kernel of this package, where it is faster; where sizes are not
-    known, at all that are usual."""
+    """Have attention computed by the kernel of this package, where it is faster; where sizes are
+    not known, at all that are usual."""
     for step in editor.steps.steps:
         if step.target not in (TORCHS, WHOLE):
             continue
@@ -146,9 +146,7 @@ def _calls(given: list[Tensor], is_causal: bool) -> tuple[Callable[[], Any], Cal
 
     def run_plain() -> Tensor:
         (query, key, value), mask = tensors()
-        return functional.scaled_dot_product_attention(
-            query, key, value, mask, is_causal=is_causal
-        )
+        return functional.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal)
 
     def run_ours() -> Tensor:
         made, mask = tensors()
