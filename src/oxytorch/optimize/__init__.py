@@ -258,7 +258,8 @@ def explain(model: nn.Module) -> Report:
 
     str() of the report gives text, as_dict() data. `calls` in it tells of a model that runs as a
     program what became of the calls so far: which sizes it serves, and why no others. For a model
-    that was only quantized, it is the report of `quantize_`. Raises ValueError if the model was neither optimized nor quantized.
+    that was only quantized, it is the report of `quantize_`. Raises ValueError if the model was
+    neither optimized nor quantized.
     """
     if isinstance(model, torch.jit.ScriptModule):
         return _report_of_scripted(model)
