@@ -208,6 +208,26 @@ JOINED: dict[str, tuple[Callable[[], nn.Module], list[str], list[str]]] = {
         ["aten::rsqrt"],
         ["oxytorch::"],
     ),
+    "softmax of scores": (
+        lambda: Run(lambda m, x: torch.softmax(m.a(x) / 4.0 + x[:, :1], -1), a=_layer()),
+        ["oxytorch::softmax"],
+        ["aten::_softmax", "aten::div", " add "],
+    ),
+    "softmax of scaled scores": (
+        lambda: Run(lambda m, x: torch.softmax(0.25 * m.a(x), 2), a=_layer()),
+        ["oxytorch::softmax"],
+        ["aten::_softmax", "aten::mul"],
+    ),
+    "softmax of a sum that is returned": (
+        lambda: Run(lambda m, x: (s := m.a(x) * 0.5 + x[:1]) + torch.softmax(s, -1), a=_layer()),
+        ["aten::_softmax"],
+        ["oxytorch::softmax"],
+    ),
+    "softmax over other rows": (
+        lambda: Run(lambda m, x: torch.softmax(m.a(x) / 4.0, 1), a=_layer()),
+        ["aten::_softmax"],
+        ["oxytorch::softmax"],
+    ),
     "gate": (
         lambda: Run(lambda m, x: F.silu(m.a(x)) * m.b(x), a=_layer(), b=_layer()),
         ["oxytorch::silu_mul"],
