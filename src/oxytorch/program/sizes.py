@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import conditions
-from .calls import Form, Recording, Step, Value, is_equal, is_same
+from .calls import Form, Recording, Step, Value, form_of, is_equal, is_same
 
 MOST_FACTORS = 2
 """Sizes that a formula multiplies, such as the batch size and the length."""
@@ -148,7 +148,9 @@ class SizedRun:
     def _form(self, value: Value) -> Form:
         if value.kind == "result":
             return self.recording.forms[value]
-        return self.inputs[value.number + (self._count if value.kind == "external" else 0)]
+        if value.kind == "external":
+            return form_of(self.recording.externals[value.number])
+        return self.inputs[value.number]
 
     def takes(self, inputs: Sequence[Form], sizes: Sequence[int]) -> bool:
         """Whether inputs have the forms of these, where the sizes have these values."""
