@@ -297,23 +297,24 @@ class Symbols:
         return is_equal(own, value)
 
     def conditions(self) -> list[conditions.Condition]:
-        """What has to hold for the sizes, numbered as inputs that are numbers, for what was found
-        to hold for the symbols. Raises ValueError where it is no arithmetic."""
+        """What has to hold for sizes above 1, numbered as inputs that are numbers, for what was
+        found to hold for the symbols. Raises ValueError where it is no arithmetic."""
         from torch.utils._sympy.printers import PythonPrinter
 
         guards = self._env.guards
         if len(guards) != self._counted:
             names = {str(symbol): ["value", n] for n, symbol in enumerate(self._symbols)}
             texts = dict.fromkeys(PythonPrinter().doprint(guard.expr) for guard in guards)
-            self._conditions = [conditions.parse(text, names) for text in texts]
+            found = [conditions.parse(text, names) for text in texts]
+            self._conditions = [each for each in found if not _always_holds(each)]
             self._counted = len(guards)
         return self._conditions
 
     def texts(self, places: Sequence[tuple[int, int]]) -> list[str]:
-        """The same as Python, without what holds for all sizes above 1. places: for each size the
-        number of an input and a dimension of it. Raises ValueError as `conditions` does."""
+        """The same as Python. places: for each size the number of an input and a dimension of it.
+        Raises ValueError as `conditions` does."""
         names = [f"input_{number}.shape[{dim}]" for number, dim in places]
-        return [conditions.text(c, names) for c in self.conditions() if not _always_holds(c)]
+        return [conditions.text(each, names) for each in self.conditions()]
 
     def allow(self, values: Sequence[int]) -> bool:
         """Whether what was found to hold for the symbols holds for these sizes."""
