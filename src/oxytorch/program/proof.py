@@ -182,7 +182,7 @@ def conditions_of(
         with mode:
             made = [symbols.tensor(form) for form in sized.inputs[: len(inputs)]]
         recorder = _Symbolic(made, mode, sized.recording, own)
-        seen = {id(own): other for own, other in zip(inputs, recorder.inputs, strict=True)}
+        seen = {id(given): plain for given, plain in zip(inputs, recorder.inputs, strict=True)}
         args, kwargs = pytree.tree_map(lambda x: seen.get(id(x), x), (args, kwargs))
         with recorder.watching(), own.watching(), _without_lines_of_failures():
             value = forward(*args, **kwargs)
