@@ -5,8 +5,8 @@ take next to nothing.
 
 `bert`: BERT-base's layers and heads with one element a head, one token; the program of
 `optimize(graph=True)` beside stock PyTorch, in turns. `decode`: a token of a Llama of 22 layers
-with heads of 8 elements, by `llm.generate` of what `llm.optimize` made, and by stock. Prints medians
-in milliseconds.
+with heads of 8 elements, by `llm.generate` of what `llm.optimize` made, and by stock. Prints
+medians in milliseconds.
 """
 
 from __future__ import annotations
