@@ -108,6 +108,7 @@ def measured_first(name: str, model: nn.Module, sizes: Sequence[Size], calls: in
             times.append((time.perf_counter() - began) * 1e3)
         first, later = times[0], statistics.median(times[1:])
         print(f"{name} {new[2]}: first call {first:.2f}, later {later:.2f} ({first / later:.2f})")
+    print("\n".join(oxytorch.explain(model).calls))
 
 
 def main() -> None:
