@@ -140,6 +140,8 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
           .rows = x.values + row * row_bytes + begin % x.block / Dot::kDepth * 4,
           .row_bytes = row_bytes,
           .starts = nullptr,
+          .runs = nullptr,
+          .run_units = 0,
           .step_bytes = step * 4,
           .steps = nullptr,
           .panels = unpacks ? unpacked : stored,
