@@ -435,7 +435,7 @@ def test_gradients_of_a_graph_that_is_handed_on_are_torchs(then: str) -> None:
     found.square().sum().backward()
     wanted.square().sum().backward()
     for own, right in zip(run.parameters(), model.parameters(), strict=True):
-        _same(own.grad, right.grad, 1e-3)
+        torch.testing.assert_close(own.grad, right.grad, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
