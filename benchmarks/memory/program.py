@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from oxytorch import memory
 
@@ -53,3 +56,44 @@ def running(arguments: argparse.Namespace) -> Iterator[Mark]:
             "fragmentation": round(1 - allocated / reserved, 4),
         }
     print(json.dumps(found))
+
+
+def train_language_model(
+    description: str,
+    model: Callable[..., nn.Module],
+    sizes: dict[str, int],
+    *,
+    shortest: int,
+    longest: int,
+    clip: float | None = None,
+) -> None:
+    """Train what requires gradients, in bfloat16, with sequences of another length in each step.
+
+    Args:
+        model: makes the model from the values of `sizes`.
+        sizes: options of the command line, with their defaults.
+        shortest: the fewest tokens of a sequence.
+        longest: the most tokens of a sequence.
+        clip: the largest norm of all gradients.
+    """
+    arguments = parser(
+        description, **sizes, steps=8, batch=4, shortest=shortest, longest=longest
+    ).parse_args()
+    lengths = random.Random(arguments.seed)
+    with running(arguments) as mark:
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device(arguments.device):
+            made = model(*(getattr(arguments, name) for name in sizes))
+        trained = [each for each in made.parameters() if each.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-4)
+        for step in range(arguments.steps):
+            length = lengths.randint(arguments.shortest, arguments.longest)
+            mark(f"step {step}: {length} tokens")
+            shape = arguments.batch, length
+            tokens = torch.randint(arguments.vocabulary, shape, device=arguments.device)
+            logits = made(tokens).float()
+            F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(trained, clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)

@@ -140,5 +140,5 @@ def test_record_refuses_what_it_cannot_do(monkeypatch, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a CUDA device, got cpu"):
         record(tmp_path / "a", device="cpu").__enter__()
     device.is_enabled = True
-    with pytest.raises(RuntimeError, match="somebody records"), record(tmp_path / "a"):
+    with pytest.raises(RuntimeError, match="is being recorded already"), record(tmp_path / "a"):
         pass

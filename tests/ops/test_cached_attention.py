@@ -14,13 +14,12 @@ from harness import LEVELS
 from torch import Tensor
 from torch.library import opcheck
 
-from oxytorch import _library, isa, testing
+from marks import NEEDS_LIBRARY
+from oxytorch import isa, testing
 from oxytorch.ops import cached_attention, registry
 from oxytorch.ops.cached_attention.reference import attended, prepared, read
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 FP32, BF16, FP16, INT8 = torch.float32, torch.bfloat16, torch.float16, torch.int8
 

@@ -27,7 +27,7 @@ bfloat16_only = pytest.mark.skipif(
 
 
 def _details(model: nn.Module) -> str:
-    return " | ".join(e.detail for e in oxytorch.explain(model).done)
+    return " | ".join(e.detail for e in oxytorch.explain(model).applied)
 
 
 def _block() -> nn.Sequential:
@@ -149,7 +149,7 @@ def test_shared_weights_stay_shared() -> None:
     assert isinstance(optimized.first.weight, PackedTensor)
     assert optimized.head.weight is optimized.embedding.weight
     assert optimized.head.weight.cell.keeps_plain
-    done = {e.module: e.detail for e in oxytorch.explain(optimized).done}
+    done = {e.module: e.detail for e in oxytorch.explain(optimized).applied}
     assert "beside the weight it shares" in done["head"]
     with torch.no_grad():
         assert torch.allclose(call(optimized, sample), call(model, sample), atol=1e-5)
@@ -167,7 +167,7 @@ def test_layers_that_share_an_input_are_joined() -> None:
     optimized = oxytorch.optimize(
         model, sample_input=x, passes=[p for p in PASSES if p != "program"]
     )
-    assert sum(e.pass_name == "join" for e in oxytorch.explain(optimized).done) == 3
+    assert sum(e.pass_name == "join" for e in oxytorch.explain(optimized).applied) == 3
     with torch.no_grad():
         expected = model(x)
         for _ in range(3):
@@ -371,10 +371,11 @@ def test_report_is_text_and_data() -> None:
     report = oxytorch.explain(oxytorch.optimize(model, sample_input=sample))
     data = json.loads(json.dumps(report.as_dict()))
     assert data["model"] == "BertModel"
-    assert {"pass_name", "module", "done", "detail"} == set(data["entries"][0])
+    assert {"pass_name", "module", "applied", "detail"} == set(data["entries"][0])
     text = str(report)
     assert "linear + gelu" in text
-    assert "encoder.layer.*.intermediate" in text
+    assert "encoder.layer.0.intermediate, encoder.layer.1.intermediate" in text
+    assert "encoder.layer.*.output" in text  # of four modules
     assert "left alone" in text
     assert "Embedding" in text
 
@@ -402,7 +403,7 @@ def test_a_model_that_is_one_layer() -> None:
         if isinstance(expected, tuple):
             expected, found = expected[0], found[0]
         assert torch.allclose(found, expected, atol=1e-5)
-        assert len(oxytorch.explain(optimized).done) == 1
+        assert len(oxytorch.explain(optimized).applied) == 1
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (8,), (1, 8), (2, 3, 4, 8)])
@@ -606,7 +607,7 @@ def test_attention_pass_changes_only_the_modules_that_call_it() -> None:
         if dtype and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             continue
         optimized = oxytorch.optimize(model, dtype=dtype, sample_input=x)
-        done = [e.module for e in oxytorch.explain(optimized).done if e.pass_name == "attention"]
+        done = [e.module for e in oxytorch.explain(optimized).applied if e.pass_name == "attention"]
         assert done == [""]
         with torch.no_grad():
             assert (optimized(x).float() - model(x)).abs().max() < tolerance
@@ -621,7 +622,7 @@ def test_small_linear_layers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     optimized = oxytorch.optimize(model)
     assert not isinstance(optimized[0].weight, PackedTensor)
     assert isinstance(optimized[2].weight, PackedTensor)
-    left = {e.module: e.detail for e in oxytorch.explain(optimized).left}
+    left = {e.module: e.detail for e in oxytorch.explain(optimized).skipped}
     assert "64 weights are too few to gain" in left["0"]
     x = torch.randn(3, 8)
     with torch.no_grad():

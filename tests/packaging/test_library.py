@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from marks import NEEDS_LIBRARY
 from oxytorch import _library, config
 from oxytorch.ops.panels.epilogues import ACTIVATIONS
 from oxytorch.ops.panels.formats import FORMATS, Format
@@ -19,9 +20,7 @@ from scripts import module_of
 
 ROOT = Path(__file__).parents[2]
 
-needs_library = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+needs_library = NEEDS_LIBRARY
 
 
 def _tool(name: str) -> ModuleType:

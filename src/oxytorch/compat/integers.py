@@ -13,6 +13,7 @@ from torch import nn
 from .. import quantization
 from ..quantization.configs import WeightConfig
 from ..quantization.static.recipe import Recipe, load_recipe, save_recipe
+from ..rewriting.refusals import attached
 from .errors import not_served
 from .qconfigs import settings_of
 
@@ -168,10 +169,4 @@ def _mark(model: nn.Module, prepared: Prepared) -> None:
 
 
 def _prepared(model: nn.Module, caller: str) -> Prepared:
-    found = model.__dict__.get(_ATTRIBUTE)
-    if not isinstance(found, Prepared):
-        raise ValueError(
-            f"{caller}: expected a model that quantization.prepare returned, got a "
-            f"{type(model).__name__} that was not prepared"
-        )
-    return found
+    return attached(caller, model, _ATTRIBUTE, Prepared, "quantization.prepare")

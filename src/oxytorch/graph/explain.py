@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from ..program.export import captured
 from ..program.passes.editor import Note
-from ..program.plan import Plan, hint
+from ..program.plan import ArenaPlan, hint
 from ..program.program import Step, Steps, Value
 from ..program.replay import calls_told
 from . import drawing
@@ -77,7 +77,7 @@ class Explanation:
         return [note for note in self.notes if not note.why and note.made != (note.step.target,)]
 
     @property
-    def left(self) -> list[Note]:
+    def skipped(self) -> list[Note]:
         """What a pass left, where no later one took it: the last reason of each pass."""
         makers = {value: step for step in self.after.steps for value in step.results if value}
         last: dict[tuple[str, Value], Note] = {}
@@ -95,7 +95,7 @@ class Explanation:
         parts = [
             head,
             "Changed\n" + _lines(map(self._change, self.fused)),
-            "Left as it is\n" + _lines(map(self._reason, self.left)),
+            "Left as it is\n" + _lines(map(self._reason, self.skipped)),
             f"Arena\n{self._arena()}",
             f"Operators after\n{_lines(step.target for step in self.after.steps)}",
             self._program("Before", self.before),
@@ -121,7 +121,7 @@ class Explanation:
 
     def _arena(self) -> str:
         """What the program's plan of memory takes, for all sizes and for those of the inputs."""
-        plan = Plan.of_text(self.after.text())
+        plan = ArenaPlan.of_text(self.after.text())
         metas = [value.meta for value in self.after.inputs if not value.is_size]
         if not plan.places or any(meta is None for meta in metas):
             return "  nothing"
@@ -145,7 +145,7 @@ class Explanation:
         return "\n".join([title, *lines, steps.text()])
 
     def _repr_svg_(self) -> str:
-        left = {note.step.results[0]: note.why for note in self.left}
+        left = {note.step.results[0]: note.why for note in self.skipped}
         changed = {note.step for note in self.fused}
         return drawing.draw(
             [

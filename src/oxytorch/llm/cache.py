@@ -115,8 +115,7 @@ class KVCache:
     dtype: bfloat16, float32 or int8 (with a float32 scale for each token and head).
 
     The attribute `length` is the number of tokens seen so far; whoever writes to the layers
-    increases it. `beams` is None or int32 [batch, capacity]: position t of sequence b lies in row
-    beams[b, t].
+    increases it.
 
     Raises ValueError for layers, batch or capacity below one, or another dtype.
     """
@@ -145,7 +144,6 @@ class KVCache:
         self.batch = batch
         self.capacity = rounded
         self.length = 0
-        self.beams: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -154,17 +152,12 @@ class KVCache:
     def reset(self) -> None:
         """Forgets all tokens."""
         self.length = 0
-        self.beams = None
 
     def crop(self, length: int) -> None:
         """Forgets the tokens from position `length` on."""
         if not 0 <= length <= self.length:
             raise ValueError(f"KVCache.crop: expected length 0 to {self.length}, got {length}")
         self.length = length
-
-    def reorder(self, index: Tensor) -> None:
-        """Makes sequence b go on where sequence index[b] stood; keys and values stay in place."""
-        self.beams = reordered(self.beams, index, self.capacity)
 
 
 def rounded_capacity(tokens: int) -> int:

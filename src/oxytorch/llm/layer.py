@@ -153,7 +153,7 @@ class RoutedMlp:
         return weights, indices
 
     def mixed(self, x: Tensor, residual: Tensor | None, weights: Tensor, indices: Tensor) -> Tensor:
-        """Returns the answers of these experts times their weights, + residual if there is one."""
+        """Returns the outputs of these experts times their weights, + residual if there is one."""
         if self.packed is None:
             rows = x.reshape(-1, x.shape[-1])
             result = self._one_by_one(rows, weights, indices).view(x.shape)
@@ -366,7 +366,7 @@ class DecoderLayer:
         [batch, n, rotary]. mask: None for causal attention in the layer's window; otherwise it says
         everything: bool or additive, broadcast to [batch, heads, n, start + n]. windowed: the mask
         lets nothing through from before the layer's window, which need not be read then.
-        beams: [batch, capacity], see `KVCache`. Lists of caches and starts: one for each
+        beams: [batch, capacity], see `CacheLayer.plain`. Lists of caches and starts: one for each
         sequence of the batch, without mask and beams; cos and sin are [batch, n, rotary] then.
         """
         normed = hidden

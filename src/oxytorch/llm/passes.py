@@ -113,7 +113,7 @@ def _fuse(context: Context, calls: LayerCalls, plan: LayerPlan, tried: float) ->
 def _check_packed(
     context: Context, calls: LayerCalls, plan: LayerPlan, fused: DecoderLayer, is_first: bool
 ) -> None:
-    """Raises Differs where packed weights do not give the layer's answers.
+    """Raises Differs where packed weights do not give the layer's outputs.
 
     is_first: of the layers of its structure. It is looked at closely where rounding to few bits
     would hide a mistake in packing them.
@@ -143,7 +143,7 @@ def _check_rounding(
     if not gap <= allowed:
         raise checking.Differs(
             gap,
-            f"packed, it differs from its own code by {gap:.1e} of the answer's size, allowed "
+            f"packed, it differs from its own code by {gap:.1e} of the output's norm, allowed "
             f"{allowed:.1e}",
         )
 

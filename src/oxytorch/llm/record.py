@@ -177,7 +177,7 @@ class FusedModel:
             cos, sin = (None, None) if table is None else angles[table]
             window = layer.attention.window
             hidden = layer.step(
-                hidden, cache.layers[index], start, cos, sin, masks[window], cache.beams, True
+                hidden, cache.layers[index], start, cos, sin, masks[window], None, True
             )
         cache.length = start + length
         return self.logits(hidden[:, -1:] if last else hidden)

@@ -31,35 +31,6 @@ if TYPE_CHECKING:
     from .torch_allocator import pool, restore, use
     from .trace import load_trace
 
-_STATISTICS = (
-    "empty_cache",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "mem_get_info",
-    "memory_allocated",
-    "memory_report",
-    "memory_reserved",
-    "memory_snapshot",
-    "memory_stats",
-    "memory_summary",
-    "reset_accumulated_memory_stats",
-    "reset_peak_memory_stats",
-    "set_memory_limit",
-    "set_per_process_memory_fraction",
-)
-_LATER = {
-    "MemoryLibraryError": "errors",
-    "OutOfMemoryError": "errors",
-    "advise": "advise",
-    "load_trace": "trace",
-    "pool": "torch_allocator",
-    "record": "record",
-    "replay": "replay",
-    "restore": "torch_allocator",
-    "use": "torch_allocator",
-    **dict.fromkeys(_STATISTICS, "statistics"),
-}
-
 __all__ = [
     "MemoryLibraryError",
     "OutOfMemoryError",
@@ -85,5 +56,18 @@ __all__ = [
     "set_per_process_memory_fraction",
     "use",
 ]
+
+_LATER = {
+    **dict.fromkeys(__all__, "statistics"),
+    "MemoryLibraryError": "errors",
+    "OutOfMemoryError": "errors",
+    "advise": "advise",
+    "load_trace": "trace",
+    "pool": "torch_allocator",
+    "record": "record",
+    "replay": "replay",
+    "restore": "torch_allocator",
+    "use": "torch_allocator",
+}
 
 sys.modules[__name__].__class__ = _lazy.Package

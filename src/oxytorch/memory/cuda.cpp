@@ -11,6 +11,7 @@
 
 #include "allocator.h"
 #include "failure.h"
+#include "functions.h"
 
 namespace {
 
@@ -42,33 +43,38 @@ struct Access {  // CUmemAccessDesc
 static_assert(sizeof(Access) == 12);
 
 // What is called of the driver.
+#define OXYTORCH_CUDA_FUNCTIONS(F)                                                                 \
+  F(Result, cuInit, (unsigned))                                                                    \
+  F(Result, cuDeviceGetCount, (int*))                                                              \
+  F(Result, cuDeviceGetAttribute, (int*, int, int))                                                \
+  F(Result, cuDeviceCanAccessPeer, (int*, int, int))                                               \
+  F(Result, cuDevicePrimaryCtxRetain, (Context*, int))                                             \
+  F(Result, cuCtxGetCurrent, (Context*))                                                           \
+  F(Result, cuCtxPushCurrent_v2, (Context))                                                        \
+  F(Result, cuCtxPopCurrent_v2, (Context*))                                                        \
+  F(Result, cuCtxSynchronize, ())                                                                  \
+  F(Result, cuThreadExchangeStreamCaptureMode, (int*))                                             \
+  F(Result, cuMemGetInfo_v2, (std::size_t*, std::size_t*))                                         \
+  F(Result, cuMemAlloc_v2, (Address*, std::size_t))                                                \
+  F(Result, cuMemFree_v2, (Address))                                                               \
+  F(Result, cuMemGetAllocationGranularity, (std::size_t*, const Properties*, int))                 \
+  F(Result, cuMemAddressReserve,                                                                   \
+    (Address*, std::size_t, std::size_t, Address, unsigned long long))                             \
+  F(Result, cuMemAddressFree, (Address, std::size_t))                                              \
+  F(Result, cuMemCreate,                                                                           \
+    (unsigned long long*, std::size_t, const Properties*, unsigned long long))                     \
+  F(Result, cuMemRelease, (unsigned long long))                                                    \
+  F(Result, cuMemMap, (Address, std::size_t, std::size_t, unsigned long long, unsigned long long)) \
+  F(Result, cuMemUnmap, (Address, std::size_t))                                                    \
+  F(Result, cuMemSetAccess, (Address, std::size_t, const Access*, std::size_t))                    \
+  F(Result, cuEventCreate, (Event*, unsigned))                                                     \
+  F(Result, cuEventRecord, (Event, void*))                                                         \
+  F(Result, cuEventQuery, (Event))                                                                 \
+  F(Result, cuEventSynchronize, (Event))                                                           \
+  F(Result, cuStreamIsCapturing, (void*, int*))
+
 struct Driver {
-  Result (*cuInit)(unsigned);
-  Result (*cuDeviceGetCount)(int*);
-  Result (*cuDeviceGetAttribute)(int*, int, int);
-  Result (*cuDeviceCanAccessPeer)(int*, int, int);
-  Result (*cuDevicePrimaryCtxRetain)(Context*, int);
-  Result (*cuCtxGetCurrent)(Context*);
-  Result (*cuCtxPushCurrent_v2)(Context);
-  Result (*cuCtxPopCurrent_v2)(Context*);
-  Result (*cuCtxSynchronize)();
-  Result (*cuThreadExchangeStreamCaptureMode)(int*);
-  Result (*cuMemGetInfo_v2)(std::size_t*, std::size_t*);
-  Result (*cuMemAlloc_v2)(Address*, std::size_t);
-  Result (*cuMemFree_v2)(Address);
-  Result (*cuMemGetAllocationGranularity)(std::size_t*, const Properties*, int);
-  Result (*cuMemAddressReserve)(Address*, std::size_t, std::size_t, Address, unsigned long long);
-  Result (*cuMemAddressFree)(Address, std::size_t);
-  Result (*cuMemCreate)(unsigned long long*, std::size_t, const Properties*, unsigned long long);
-  Result (*cuMemRelease)(unsigned long long);
-  Result (*cuMemMap)(Address, std::size_t, std::size_t, unsigned long long, unsigned long long);
-  Result (*cuMemUnmap)(Address, std::size_t);
-  Result (*cuMemSetAccess)(Address, std::size_t, const Access*, std::size_t);
-  Result (*cuEventCreate)(Event*, unsigned);
-  Result (*cuEventRecord)(Event, void*);
-  Result (*cuEventQuery)(Event);
-  Result (*cuEventSynchronize)(Event);
-  Result (*cuStreamIsCapturing)(void*, int*);
+  OXYTORCH_CUDA_FUNCTIONS(OXYTORCH_POINTER)
 };
 
 struct Device {
@@ -257,45 +263,6 @@ int synchronize(void* context, int device) {
   });
 }
 
-// Returns the first name that is missing.
-std::string load(void* library, Driver& driver) {
-  std::string missing;
-  const auto get = [&](auto& function, const char* name) {
-    void* symbol = dlsym(library, name);
-    if (!symbol && missing.empty()) missing = name;
-    std::memcpy(&function, &symbol, sizeof symbol);
-  };
-#define OXYTORCH_GET(name) get(driver.name, #name)
-  OXYTORCH_GET(cuInit);
-  OXYTORCH_GET(cuDeviceGetCount);
-  OXYTORCH_GET(cuDeviceGetAttribute);
-  OXYTORCH_GET(cuDeviceCanAccessPeer);
-  OXYTORCH_GET(cuDevicePrimaryCtxRetain);
-  OXYTORCH_GET(cuCtxGetCurrent);
-  OXYTORCH_GET(cuCtxPushCurrent_v2);
-  OXYTORCH_GET(cuCtxPopCurrent_v2);
-  OXYTORCH_GET(cuCtxSynchronize);
-  OXYTORCH_GET(cuThreadExchangeStreamCaptureMode);
-  OXYTORCH_GET(cuMemGetInfo_v2);
-  OXYTORCH_GET(cuMemAlloc_v2);
-  OXYTORCH_GET(cuMemFree_v2);
-  OXYTORCH_GET(cuMemGetAllocationGranularity);
-  OXYTORCH_GET(cuMemAddressReserve);
-  OXYTORCH_GET(cuMemAddressFree);
-  OXYTORCH_GET(cuMemCreate);
-  OXYTORCH_GET(cuMemRelease);
-  OXYTORCH_GET(cuMemMap);
-  OXYTORCH_GET(cuMemUnmap);
-  OXYTORCH_GET(cuMemSetAccess);
-  OXYTORCH_GET(cuEventCreate);
-  OXYTORCH_GET(cuEventRecord);
-  OXYTORCH_GET(cuEventQuery);
-  OXYTORCH_GET(cuEventSynchronize);
-  OXYTORCH_GET(cuStreamIsCapturing);
-#undef OXYTORCH_GET
-  return missing;
-}
-
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -306,7 +273,10 @@ extern "C" int oxytorch_memory_cuda_source(oxytorch_memory_source* source) {
                                 "no NVIDIA driver: libcuda.so.1 is not there");
   auto cuda = std::make_unique<Cuda>();
   Driver& driver = cuda->driver;
-  const std::string missing = load(library, driver);
+  std::string missing;
+#define OXYTORCH_FIND(result, name, arguments) \
+  oxytorch::memory::find(library, #name, driver.name, missing);
+  OXYTORCH_CUDA_FUNCTIONS(OXYTORCH_FIND)
   if (!missing.empty())
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
                                 "the NVIDIA driver is too old: it has no " + missing);

@@ -102,7 +102,7 @@ def _device(device: torch.device | int | str | None) -> int:
         )
     if torch._C._cuda_isHistoryEnabled():
         raise RuntimeError(
-            "record: somebody records torch's history of allocations already: end that first with "
+            "record: torch's allocation history is being recorded already; stop that first with "
             "torch.cuda.memory._record_memory_history(None)"
         )
     chosen = torch.device("cuda" if device is None else device)

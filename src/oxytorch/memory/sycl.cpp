@@ -11,21 +11,25 @@
 
 #include "allocator.h"
 #include "failure.h"
+#include "functions.h"
 
 namespace {
 
 constexpr int kComplete = 3;  // DPCTL_COMPLETE
 
+#define OXYTORCH_SYCL_FUNCTIONS(F)                             \
+  F(void*, DPCTLmalloc_device, (std::size_t, void* queue))     \
+  F(void, DPCTLfree_with_queue, (void*, void* queue))          \
+  F(void*, DPCTLQueue_SubmitBarrier, (void* queue))            \
+  F(void*, DPCTLQueue_GetDevice, (void* queue))                \
+  F(void, DPCTLDevice_Delete, (void* device))                  \
+  F(std::size_t, DPCTLDevice_GetGlobalMemSize, (void* device)) \
+  F(int, DPCTLEvent_GetCommandExecutionStatus, (void* event))  \
+  F(void, DPCTLEvent_Wait, (void* event))                      \
+  F(void, DPCTLEvent_Delete, (void* event))
+
 struct Sycl {
-  void* (*DPCTLmalloc_device)(std::size_t, void* queue);
-  void (*DPCTLfree_with_queue)(void*, void* queue);
-  void* (*DPCTLQueue_SubmitBarrier)(void* queue);
-  void* (*DPCTLQueue_GetDevice)(void* queue);
-  void (*DPCTLDevice_Delete)(void* device);
-  std::size_t (*DPCTLDevice_GetGlobalMemSize)(void* device);
-  int (*DPCTLEvent_GetCommandExecutionStatus)(void* event);
-  void (*DPCTLEvent_Wait)(void* event);
-  void (*DPCTLEvent_Delete)(void* event);
+  OXYTORCH_SYCL_FUNCTIONS(OXYTORCH_POINTER)
 
   std::vector<void*> queues;             // one of each device, of the context of all its queues
   std::vector<std::size_t> total, held;  // bytes
@@ -77,28 +81,6 @@ int memory_info(void* context, int device, std::size_t* free_bytes, std::size_t*
   return OXYTORCH_MEMORY_OK;
 }
 
-// Returns the first name that is missing.
-std::string load(void* library, Sycl& sycl) {
-  std::string missing;
-  const auto get = [&](auto& function, const char* name) {
-    void* symbol = dlsym(library, name);
-    if (!symbol && missing.empty()) missing = name;
-    std::memcpy(&function, &symbol, sizeof symbol);
-  };
-#define OXYTORCH_GET(name) get(sycl.name, #name)
-  OXYTORCH_GET(DPCTLmalloc_device);
-  OXYTORCH_GET(DPCTLfree_with_queue);
-  OXYTORCH_GET(DPCTLQueue_SubmitBarrier);
-  OXYTORCH_GET(DPCTLQueue_GetDevice);
-  OXYTORCH_GET(DPCTLDevice_Delete);
-  OXYTORCH_GET(DPCTLDevice_GetGlobalMemSize);
-  OXYTORCH_GET(DPCTLEvent_GetCommandExecutionStatus);
-  OXYTORCH_GET(DPCTLEvent_Wait);
-  OXYTORCH_GET(DPCTLEvent_Delete);
-#undef OXYTORCH_GET
-  return missing;
-}
-
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -109,7 +91,10 @@ extern "C" int oxytorch_memory_sycl_source(const char* path, void* const* queues
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
                                 std::string("dpctl's library cannot be loaded: ") + dlerror());
   auto sycl = std::make_unique<Sycl>();
-  const std::string missing = load(library, *sycl);
+  std::string missing;
+#define OXYTORCH_FIND(result, name, arguments) \
+  oxytorch::memory::find(library, #name, sycl->name, missing);
+  OXYTORCH_SYCL_FUNCTIONS(OXYTORCH_FIND)
   if (!missing.empty())
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
                                 "dpctl's library has no " + missing + "; upgrade dpctl");

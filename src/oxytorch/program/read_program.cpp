@@ -74,7 +74,7 @@ std::int32_t named(std::string_view word) {
   refuse("unknown name " + std::string(word));
 }
 
-// Operators that only describe memory anew.
+// Operators that only describe the same memory in another way.
 constexpr std::string_view kViews[] = {
     "aten::alias",  "aten::as_strided",     "aten::chunk",        "aten::detach",
     "aten::expand", "aten::narrow",         "aten::permute",      "aten::select",

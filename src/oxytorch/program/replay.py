@@ -33,9 +33,9 @@ from .recorded import RecordedProgram
 from .tape import recorded_once
 
 MOST_FORMS = 512
-"""Forms of call that programs serve; calls of further forms run the module's own code."""
+"""Input signatures that programs serve; calls with others run the module's own code."""
 MOST_SEEN = 1024
-"""Forms of call that are counted."""
+"""Input signatures that are counted."""
 MOST_LOOKS = 16
 """Forms whose first call's end is kept until their second one."""
 MOST_PROGRAMS = 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ import pyarrow.parquet
 import ray
 from ray.data import Dataset, TaskPoolStrategy
 
+from ..core.whole_file import replacing
 from .options import parsed
 from .places import cpus_of_a_share, plan, take_place
 from .rows import Rows
@@ -189,14 +189,10 @@ def _write(table: pyarrow.Table, folder: Path, key: str) -> None:
     """A file whose name its keys decide, so that a batch that is done again replaces its own."""
     keys = json.dumps(table[key].to_pylist(), default=str)
     name = hashlib.sha256(keys.encode()).hexdigest()[:24]
-    partial = folder / f".{name}-{uuid.uuid4().hex}"
-    try:
-        # Vectors have few numbers twice: a dictionary of them takes longer than all the rest.
-        texts = [field.name for field in table.schema if pyarrow.types.is_string(field.type)]
-        pyarrow.parquet.write_table(table, partial, use_dictionary=texts)
-        os.replace(partial, folder / f"{name}.parquet")
-    finally:
-        partial.unlink(missing_ok=True)
+    # Vectors have few numbers twice: a dictionary of them takes longer than all the rest.
+    texts = [field.name for field in table.schema if pyarrow.types.is_string(field.type)]
+    with replacing(folder / f"{name}.parquet") as file:
+        pyarrow.parquet.write_table(table, file, use_dictionary=texts)
 
 
 def _keys(folder: Path, key: str) -> list[pyarrow.ChunkedArray]:

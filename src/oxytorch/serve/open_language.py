@@ -26,7 +26,7 @@ from .metrics import Metrics
 from .tokens import Tokenizer
 
 CONTEXT = 4096
-"""Tokens of a prompt and its answer, where neither an option nor the model says another number."""
+"""Most tokens of a prompt and its completion, unless an option or the model says otherwise."""
 
 
 def prepared_model(arguments: argparse.Namespace) -> nn.Module | LanguageModel:
@@ -101,7 +101,6 @@ def _context(given: int | None, positions: int | None) -> int:
         return CONTEXT if positions is None else min(CONTEXT, positions)
     if positions is not None and given > positions:
         raise ValueError(
-            f"--context: the model was made for {positions} positions, got {given}; give at most "
-            "that"
+            f"--context: the model has {positions} positions, got {given}; give at most that"
         )
     return given

@@ -58,7 +58,7 @@ def cached_attention(
             read; what lies behind is neither.
         start: number of positions that the cache already holds.
         key_scales, value_scales: float32 [batch, kv_heads, capacity], with an int8 cache only: a
-            row is codes times its scale, the largest magnitude of the row over 127.
+            row is quantized values times its scale, the largest magnitude of the row over 127.
         cos, sin: [length, rotary_dim] or [batch, length, rotary_dim] of query's dtype or float32:
             rows of query and key are rotated as `rotary_embedding` does.
         interleaved: which elements are rotated together, as in `rotary_embedding`.

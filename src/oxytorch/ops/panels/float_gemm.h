@@ -8,7 +8,7 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-// in_features of a piece at most: of many rows, of some, and of few. Sums begin anew in each,
+// in_features of a piece at most: of many rows, of some, and of few. Sums begin again in each,
 // because short ones err less: MKL's have some 190, and those for few rows or outputs fewer.
 inline constexpr std::int64_t kFloatPiece = 128;
 inline constexpr std::int64_t kMiddlePiece = 96;

@@ -1,4 +1,4 @@
-// Few rows of x times a weight in panels, at the speed at which memory gives the panels: each is
+// Few rows of x times a weight in panels, at the bandwidth of memory: each is
 // read once, from its begin to its end, and asked for ahead of its use.
 #pragma once
 

@@ -36,7 +36,7 @@ static PanelResultArgs line_result(const LineGemmArgs& args, const LineChunk& ch
 // Along channels: panels that take 24 KiB of the nearest cache.
 inline constexpr std::int64_t kLinePiece = 96;
 
-// Panels of floats times rows of floats. Sums begin anew in each piece: short ones err less. Tiles
+// Panels of floats times rows of floats. Sums begin again in each piece: short ones err less. Tiles
 // are whole, the last one too, because sums of a part of one are added up in another order. It
 // multiplies some of the rows before it again, or the last row a few times.
 static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& weight,

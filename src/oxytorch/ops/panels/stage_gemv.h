@@ -80,7 +80,7 @@ using Digit = Int8Quad;
 using Digit = Int16Pair;
 #endif
 
-// x as whole numbers of 15 bits in units of its largest magnitude in a block of in_features, or
+// x as integers of 15 bits in units of its largest magnitude in a block of in_features, or
 // of 8 bits in units of the row's. Four neighbours are two digits of 4 bytes each: with
 // instructions for bytes the numbers' multiples of 128 and the rest, else the neighbours 0, 2 and
 // 1, 3.

@@ -44,7 +44,7 @@ _Model = TypeVar("_Model", bound=nn.Module)
 class QuantizedReplay(Replay):
     """Stands in for a model's forward: programs whose layers multiply bytes.
 
-    recipe: how layers are computed. A program is made at the first call of each form.
+    recipe: how layers are computed. A program is made at the first call with each input signature.
     """
 
     layers: Layers

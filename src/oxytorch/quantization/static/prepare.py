@@ -191,8 +191,8 @@ class Calibration(AroundForward, Observations):
                     self._see_groups(program, found)
             except (CaptureError, ForeignError) as error:
                 raise ValueError(
-                    f"calibration: a call of this form cannot be captured: {error}; calibrate with "
-                    "others"
+                    f"calibration: a call with these inputs cannot be captured: {error}; calibrate "
+                    "with others"
                 ) from error
         self.calls += 1
         return value
