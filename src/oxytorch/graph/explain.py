@@ -16,7 +16,7 @@ from ..program.export import captured
 from ..program.passes.editor import Note
 from ..program.plan import ArenaPlan, hint
 from ..program.program import Step, Steps, Value
-from ..program.replay import calls_told
+from ..program.told import calls_told
 from . import drawing
 
 

@@ -17,7 +17,7 @@ from .. import _garbage
 from ..core.modes import with_normal_tensors
 from ..graph.state import random_unmoved
 from ..program.model import ProgramModel
-from ..program.replay import calls_told
+from ..program.told import calls_told
 from ..rewriting import predecessor
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
 from ..rewriting.copies import Separation, copied

@@ -145,13 +145,6 @@ class Replay(AroundForward):
         """The programs captured so far."""
         return [program for known in self._programs.values() for program, _ in known]
 
-    def told(self) -> list[str]:
-        """What became of the calls so far, in words."""
-        forms = len(self._programs)
-        lines = [f"programs for {forms} form{'s' * (forms != 1)} of call", *self._builder.told()]
-        refused = dict.fromkeys(self._refused.copy().values())
-        return [*lines, *(f"a form of call has no program: {why}" for why in refused)]
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_plain_inference() or self.module.training:
             return self.forward(*args, **kwargs)
@@ -482,12 +475,6 @@ class Replay(AroundForward):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
-
-
-def calls_told(model: nn.Module) -> list[str]:
-    """What became of the calls of a model with a program, in words; nothing if it has none."""
-    forwards = (module.__dict__.get("forward") for module in model.modules())
-    return [line for own in forwards if isinstance(own, Replay) for line in own.told()]
 
 
 @dataclass(frozen=True)
