@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError
 from .capture import Given, Outputs, steps_of
@@ -68,8 +69,9 @@ def fused(graph: fx.GraphModule) -> fx.GraphModule:
     steps, outputs = steps_of(graph.graph, graph)
     if steps.has_effect:
         raise CaptureError("it writes to a tensor or draws random numbers")
-    improve(steps, (), layouts=False)
-    return _Writer(steps).written(outputs)
+    with _disable_current_modes():  # under which constants could not be read
+        improve(steps, (), layouts=False)
+        return _Writer(steps).written(outputs)
 
 
 class _Writer:
