@@ -467,6 +467,19 @@ def test_operators_of_exported_graphs_are_joined_too(
     assert "batch_norm" not in text
 
 
+def test_sizes_among_tensors_are_saved(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.where(x > 0, x * x.shape[0], x.shape[0] - 2)
+
+    exported = _export(Scaled().eval(), torch.randn(3, 4), sizes=({0: BATCH},))
+    oxytorch.save(oxytorch.optimize(exported), tmp_path / "model.oxy")
+    loaded = oxytorch.load(tmp_path / "model.oxy")
+    for rows in (2, 3, 7):
+        x = torch.randn(rows, 4)
+        _same(loaded(x), Scaled()(x))
+
+
 def test_weights_in_the_order_of_onednn_stay_in_memory(packing_pays: Callable[..., None]) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 200)).eval()
     exported = _export(model, torch.ones(4, 256), sizes=({0: BATCH},))

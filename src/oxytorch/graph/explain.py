@@ -16,6 +16,7 @@ from ..program.export import captured
 from ..program.passes.editor import Note
 from ..program.plan import ArenaPlan, hint
 from ..program.program import Step, Steps, Value
+from ..program.told import calls_told
 from . import drawing
 
 
@@ -29,6 +30,9 @@ def explain(
     model: a module in evaluation mode, which `torch.export` captures, or what that returned.
     inputs: positional arguments to capture it with, a tensor for a single one; kwargs: those by
     name. The model stays as it is. Kernels are timed where a pass decides by time.
+
+    Of a model that `optimize` made a program of, it also tells what became of the calls so far:
+    which sizes are served, and why no others.
 
     print() gives the text with the program before and after; `.svg(path)` draws both.
 
@@ -46,7 +50,8 @@ def explain(
     found = captured(exported)
     with torch.no_grad():
         after, once, notes = found.improved()
-    return Explanation(name, found.steps, after, once, tuple(notes), found.names)
+    calls = () if isinstance(model, ExportedProgram) else tuple(calls_told(model))
+    return Explanation(name, found.steps, after, once, tuple(notes), found.names, calls)
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,6 +60,7 @@ class Explanation:
 
     before, after: the steps of a call. once: the steps that are done before the first call and
     after a write to a weight. notes: what each pass did or left, in order. names: of the weights.
+    calls: what became of the calls so far, of a model that runs as a program.
     """
 
     name: str
@@ -63,6 +69,7 @@ class Explanation:
     once: Steps
     notes: tuple[Note, ...]
     names: Mapping[Value, str]
+    calls: tuple[str, ...] = ()
 
     @property
     def fused(self) -> list[Note]:
@@ -96,6 +103,8 @@ class Explanation:
         ]
         if self.once.steps:
             parts.append(self._program("Done once", self.once))
+        if self.calls:
+            parts.insert(1, "Calls\n" + _lines(self.calls))
         return "\n\n".join(parts)
 
     def __repr__(self) -> str:

@@ -34,6 +34,7 @@ class Report:
     bytes_after: int = 0
     verified: dict[str, float] | None = None
     tuned: dict[str, Any] | None = None
+    calls: list[str] = field(default_factory=list)
 
     @property
     def applied(self) -> list[Entry]:
@@ -65,6 +66,8 @@ class Report:
         if self.tuned is not None:
             lines.append("tuned")
             lines += [f"  {name:<32} {text}" for name, text in self.tuned["lines"]]
+        if self.calls:
+            lines += ["calls", *(f"  {line}" for line in self.calls)]
         return "\n".join(lines)
 
 
