@@ -69,6 +69,8 @@ _RESULTS = {
     "oxytorch_level_capabilities": ctypes.c_uint32,
     "oxytorch_built_levels": ctypes.c_uint32,
     "oxytorch_supported_levels": ctypes.c_uint32,
+    "oxytorch_threads_for": ctypes.c_int64,
+    "oxytorch_kernels_split": ctypes.c_int64,
     "oxytorch_set_tuning": None,
     "oxytorch_split_float_product": None,
     "oxytorch_set_arenas": None,
@@ -89,6 +91,7 @@ _RESULTS = {
 """What functions return that return no int."""
 
 _ARGUMENTS = {
+    "oxytorch_threads_for": [ctypes.c_int64] * 2,
     "oxytorch_set_tuning": [ctypes.c_int64] * 3,
     "oxytorch_set_arenas": [ctypes.c_bool] * 2,
     "oxytorch_map_huge": [ctypes.c_size_t],

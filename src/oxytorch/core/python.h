@@ -56,8 +56,10 @@ struct Python {
   Of defaults_of = named<Of>("PyFunction_GetDefaults");
   Of keyword_defaults_of = named<Of>("PyFunction_GetKwDefaults");
   Of listed = named<Of>("PySequence_List");
+  Count set_size = named<Count>("PySet_Size");
   PyObject* none = named<PyObject*>("_Py_NoneStruct");
   const void* class_of_dicts = named<const void*>("PyDict_Type");
+  const void* class_of_modules = named<const void*>("PyModule_Type");
   const void* class_of_tuples = named<const void*>("PyTuple_Type");
   const void* class_of_cells = named<const void*>("PyCell_Type");
   const void* class_of_static_methods = named<const void*>("PyStaticMethod_Type");
@@ -67,9 +69,10 @@ struct Python {
 
   bool is_whole() const {
     return dict_get && dict_size && list_size && list_get && tuple_size && tuple_get && dict_next &&
-           listed && is_subclass && flags_of_class && class_of_dicts && none && type_of &&
-           get_attribute && interned && error && clear_error && boolean && capsule && held_by &&
-           function && hold && release && code_of && defaults_of && keyword_defaults_of;
+           listed && set_size && is_subclass && flags_of_class && class_of_dicts &&
+           class_of_modules && none && type_of && get_attribute && interned && error &&
+           clear_error && boolean && capsule && held_by && function && hold && release && code_of &&
+           defaults_of && keyword_defaults_of;
   }
 };
 
@@ -86,7 +89,8 @@ struct Offsets {
   std::int64_t code, defaults, keyword_defaults;  // of a function
   std::int64_t content;                           // of a cell
   std::int64_t function;                          // of a static method
-  std::int64_t dtype;  // of a tensor of torch: what is another number for each dtype
+  std::int64_t dtype;             // of a tensor of torch: what is another number for each dtype
+  std::int64_t storage, counter;  // of a tensor of torch: addresses, for reading ahead only
 };
 
 Offsets& offsets();

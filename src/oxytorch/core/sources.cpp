@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/export.h"
+#include "core/forms.h"
 #include "core/places.h"
 #include "core/process.h"
 #include "core/python.h"
@@ -20,61 +21,6 @@
 namespace oxytorch {
 
 namespace {
-
-constexpr std::ptrdiff_t kLine = 64;
-
-struct Version {
-  Tensor tensor;
-  std::int64_t number;
-  const void* address;
-};
-
-// Contiguous, on the CPU.
-struct Values {
-  Tensor tensor;
-  std::int64_t count;
-  std::vector<char> bytes;
-};
-
-constexpr std::int64_t kInline = 5;  // dimensions, whose sizes and strides are in a tensor's object
-
-struct Form {
-  Tensor tensor;
-  std::int32_t dtype;
-  std::vector<std::int64_t> sizes, strides;
-};
-
-// Asked of torch, since a tensor may have been given other memory.
-Form form_of(Tensor tensor) {
-  AtenTensorHandle handle = tensor.handle();
-  std::int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
-  std::int32_t dtype = 0;
-  check_call(aoti_torch_get_dim(handle, &dim), "get_dim");
-  check_call(aoti_torch_get_sizes(handle, &sizes), "get_sizes");
-  check_call(aoti_torch_get_strides(handle, &strides), "get_strides");
-  check_call(aoti_torch_get_dtype(handle, &dtype), "get_dtype");
-  return {std::move(tensor), dtype, {sizes, sizes + dim}, {strides, strides + dim}};
-}
-
-bool has_form(const Form& own) {
-  AtenTensorHandle handle = own.tensor.handle();
-  const std::size_t bytes = own.sizes.size() * sizeof(std::int64_t);
-  std::int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
-  std::int32_t dtype = 0;
-  check_call(aoti_torch_get_dim(handle, &dim), "get_dim");
-  check_call(aoti_torch_get_dtype(handle, &dtype), "get_dtype");
-  if (dim != static_cast<std::int64_t>(own.sizes.size()) || dtype != own.dtype) return false;
-  check_call(aoti_torch_get_sizes(handle, &sizes), "get_sizes");
-  check_call(aoti_torch_get_strides(handle, &strides), "get_strides");
-  return bytes == 0 || (std::memcmp(sizes, own.sizes.data(), bytes) == 0 &&
-                        std::memcmp(strides, own.strides.data(), bytes) == 0);
-}
-
-std::int64_t element_count(AtenTensorHandle handle) {
-  std::int64_t count = 0;
-  check_call(aoti_torch_get_numel(handle, &count), "get_numel");
-  return count;
-}
 
 class Sources {
   // First, and close together: what most looks are content with.
@@ -89,6 +35,11 @@ class Sources {
   Sources& operator=(const Sources&) = delete;
   ~Sources() {
     for (PyObject* object : held_) python().release(object);
+  }
+
+  // Of an object, the place of the dictionary with its attributes, which it is not to have.
+  void require_bare(const PyObject* object, std::int64_t place) {
+    words_.require(at(object, place), 0);
   }
 
   std::vector<Attribute> attributes;  // of what is no class
@@ -128,6 +79,12 @@ class Sources {
     for (const Form& own : forms) add_group(add_words(own));
     words_.close(groups_, [this](Words::Group group) { return compared(group); });
     for (const Version& own : versions) note_tensor(own.tensor);
+    for (const Values& own : values) note_tensor(own.tensor);
+    for (const std::vector<Container>* found : {&lists, &sets, &orders}) {
+      for (const Container& own : *found) note(own.object);
+    }
+    std::sort(lines_.begin(), lines_.end());
+    lines_.erase(std::unique(lines_.begin(), lines_.end()), lines_.end());
     const bool only_words = types.empty() && functions.empty() && attributes.empty() &&
                             orders.empty() && lists.empty() && sets.empty() && versions.empty() &&
                             values.empty() && untold_.empty();
@@ -167,6 +124,10 @@ class Sources {
 
   bool add_word(const Type& own) {
     const std::int64_t kind = offsets().kind;
+    const Python& api = python();
+    // Only an object of a class that is itself an object, and a module, can be given another class.
+    if (is_immutable(api, own.type) && !api.is_subclass(own.type, api.class_of_modules))
+      return true;
     if (kind) words_.require(at(own.object, kind), word(own.type));
     return kind;
   }
@@ -192,7 +153,7 @@ class Sources {
     const Offsets& in = offsets();
     if (!in.tag || !api.is_subclass(class_of(api, own.dict), api.class_of_dicts)) return false;
     if (in.values && pointer_at(own.dict, in.values)) return false;
-    words_.add(at(own.dict, in.tag), groups_);
+    words_.add_growing(at(own.dict, in.tag), groups_);
     return true;
   }
 
@@ -226,16 +187,25 @@ class Sources {
       if (is_immutable(api, owner)) continue;
       PyObject* table = pointer_at(owner, in.table);
       if (!table || class_of(api, table) != api.class_of_dicts) return nullptr;
-      words_.add(at(table, in.tag), groups_);
+      words_.add_growing(at(table, in.tag), groups_);
     }
     return order;
   }
 
+  // Has memory read ahead that a look at a tensor reads.
   void note_tensor(const Tensor& tensor) {
-    const void* object = *reinterpret_cast<const void* const*>(tensor.handle());
-    for (const void* each : {static_cast<const void*>(tensor.handle()), object}) {
-      lines_.push_back(static_cast<const char*>(each));
-    }
+    const Offsets& in = offsets();
+    const char* object = *reinterpret_cast<const char* const*>(tensor.handle());
+    note(tensor.handle());
+    for (std::uintptr_t line = 0; line < 3; ++line) note(object + line * kLine);
+    if (!in.storage || !in.counter) return;
+    note(pointer_at(object, in.storage));
+    note(pointer_at(object, in.counter));
+  }
+
+  void note(const void* at) {
+    lines_.push_back(
+        reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(at) / kLine * kLine));
   }
 
   // Sizes and strides lie in the tensor's own object where they are few; the number before them
@@ -249,7 +219,7 @@ class Sources {
     check_call(aoti_torch_get_strides(handle, &strides), "get_strides");
     const auto count = static_cast<std::int64_t>(own.sizes.size());
     const auto from = reinterpret_cast<const char*>(sizes) - object;
-    if (!dtype || from <= 0 || from >= 4 * kLine || strides - sizes != kInline) return false;
+    if (!dtype || from <= 0 || from >= kObject || strides - sizes != kInline) return false;
     if (count > kInline || sizes[-1] != count) return false;
     words_.require(sizes - 1, count);
     for (std::int64_t i = 0; i < count; ++i) {
@@ -289,6 +259,10 @@ class Sources {
     }
     for (const std::vector<Container>* found : {&sets, &orders}) {
       for (const Container& own : *found) {
+        if (found == &sets && own.items.empty()) {
+          if (api.set_size(own.object) != 0) return false;
+          continue;
+        }
         PyObject* now = api.listed(own.object);
         const bool is_same = now && holds(api, now, own.items);
         if (now) {
@@ -404,6 +378,15 @@ OXY_EXPORT void oxytorch_add_types(void* made, void** objects, void** types, std
   for (std::int64_t i = 0; i < count; ++i) {
     static_cast<Sources*>(made)->types.push_back(
         {static_cast<PyObject*>(objects[i]), static_cast<PyObject*>(types[i])});
+  }
+}
+
+// places: where each one keeps its dictionary.
+OXY_EXPORT void oxytorch_add_bare(void* made, void** objects, const std::int64_t* places,
+                                  std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    static_cast<oxytorch::Sources*>(made)->require_bare(
+        static_cast<oxytorch::PyObject*>(objects[i]), places[i]);
   }
 }
 

@@ -25,7 +25,7 @@ from .._library import functions_in_known_torch
 from .fused_steps import count_fused_steps
 from .layer_functions import functions_of
 from .packed import PackedTensor
-from .words import offsets
+from .words import bare_place, has_no_attributes, offsets
 
 SMALL = 64 << 10
 """Bytes up to which a plain tensor is compared by its values, which sees every write. A larger one
@@ -109,8 +109,7 @@ class Sources:
         self._entries = entries
         self._present: list[tuple[nn.Module, str, str]] = []
         if not self._values:
-            read = [(m, name) for m in (*modules, *owners) for name in _TABLES[1:]]
-            tables += read
+            tables += (read := [(m, name) for m in (*modules, *owners) for name in _TABLES[1:]])
             for module, table in read:
                 for key, value in module.__dict__[table].items():
                     if value is None:
@@ -124,10 +123,12 @@ class Sources:
         self._found = [(kind, name, getattr(kind, name, MISSING)) for kind, name in found]
         names = dict.fromkeys((*self._names, *(name for k in kinds for name in functions_of(k))))
         self._globals = [(owner, name, _global(owner, name)) for owner, name in names]
+        self._parts: list[tuple[partial[Any], str, Any]] = []
         for *_, value in (*entries, *self._found):
             for own in _partials(value):
                 tables.append((own, _KEYWORDS))
                 entries += [(own, _KEYWORDS, key, item) for key, item in own.keywords.items()]
+                self._parts += _parts_of(own)
         self._sizes = [(m, t, len(_table(m, t))) for m, t in tables]
         self._dictionaries = [(m, t) for m, t in tables if isinstance(m, nn.Module)]
         self._hook_counts = [*map(len, GLOBAL_HOOKS)]
@@ -174,6 +175,7 @@ class Sources:
             all(len(_table(m, t)) == count for m, t, count in self._sizes)
             and all(_same(_table(m, t).get(k, MISSING), v) for m, t, k, v in self._entries)
             and all(type(m) is kind for m, kind in self._types)
+            and all(_same(getattr(own, name), part) for own, name, part in self._parts)
             and all(getattr(k, name, MISSING) is value for k, name, value in self._found)
         )
 
@@ -192,6 +194,7 @@ class Sources:
                 found.entries.append((sys.modules[owner].__dict__, name, value))
                 for own in _partials(value):
                     found.add_dictionary(own.keywords)
+                    found.attributes += _parts_of(own)
         self._looked_at = [m.__dict__[name] for m, name in self._dictionaries]
         for (module, name), table in zip(self._dictionaries, self._looked_at, strict=True):
             found.entries.append((module.__dict__, name, table))
@@ -199,7 +202,8 @@ class Sources:
             found.sizes.append((_table(module, name), count))
             found.add_order(_table(module, name))
         found.types = [*self._types]
-        found.attributes = [own for own in self._found if own[2] is not MISSING]
+        found.attributes += [own for own in self._found if own[2] is not MISSING]
+        found.attributes += [(own, name, getattr(own, name)) for own, name, _ in self._parts]
         functions = dict.fromkeys(v for *_, v in (*self._found, *self._globals) if _is_users(v))
         for function in functions:
             found.add_function(function)
@@ -258,6 +262,11 @@ def _partials(value: Any) -> Iterator[partial[Any]]:
         value = value.func
 
 
+def _parts_of(own: partial[Any]) -> list[tuple[partial[Any], str, Any]]:
+    """What `__setstate__` replaces."""
+    return [(own, name, getattr(own, name)) for name in ("func", "args", _KEYWORDS)]
+
+
 def _global(owner: str, name: str) -> Any:
     return sys.modules[owner].__dict__.get(name, MISSING) if owner in sys.modules else MISSING
 
@@ -280,8 +289,9 @@ class Places:
 
     entries: (dictionary, key, value). present: (dictionary, key) of what is not None. sizes:
     (dictionary, how many). orders: (dictionary, its keys). types: (object, its type).
-    attributes: (object, name, value). functions: (it, its code and defaults). lists and sets: (it,
-    what it holds). versioned and small: tensors whose values are compared, by their versions and as
+    attributes: (object, name, value). bare: objects that have no attributes. functions: (it, its
+    code and defaults). lists and sets: (it, what it holds). versioned and small: tensors whose
+    values are compared, by their versions and as
     such. formed: those whose sizes, strides and dtype are. clocks: written to when packed tensors
     are.
     """
@@ -292,6 +302,7 @@ class Places:
         self.sizes: list[tuple[dict[Any, Any], int]] = []
         self.types: list[tuple[Any, type]] = []
         self.attributes: list[tuple[Any, str, Any]] = []
+        self.bare: list[Any] = []
         self.functions: list[tuple[types.FunctionType, list[Any]]] = []
         self.lists: list[tuple[list[Any], list[Any]]] = []
         self.sets: list[tuple[set[Any], list[Any]]] = []
@@ -304,9 +315,9 @@ class Places:
 
     def __len__(self) -> int:
         parts: tuple[Sized, ...] = (
-            self.entries, self.present, self.sizes, self.types, self.attributes, self.functions,
-            self.lists, self.sets, self.orders, self.versioned, self.small, self.formed,
-            self.clocks,
+            self.entries, self.present, self.sizes, self.types, self.attributes, self.bare,
+            self.functions, self.lists, self.sets, self.orders, self.versioned, self.small,
+            self.formed, self.clocks,
         )  # fmt: skip
         return sum(map(len, parts))
 
@@ -321,6 +332,8 @@ class Places:
 
     def add_function(self, function: types.FunctionType) -> None:
         self.functions.append((function, [getattr(function, name) for name in _CODE]))
+        if function.__kwdefaults__:
+            self.add_dictionary(function.__kwdefaults__)
 
     def add_tensor(self, tensor: Tensor) -> None:
         if isinstance(tensor, PackedTensor):
@@ -394,6 +407,7 @@ class Places:
             and all(table.get(key) is not None for table, key in self.present)
             and all(type(module) is kind for module, kind in self.types)
             and all(getattr(own, name, None) is value for own, name, value in self.attributes)
+            and all(map(has_no_attributes, self.bare))
             and self.are_functions_same()
             and all(_same_items(own, items) for own, items in self.lists)
             and all(_same_items([*own], items) for own, items in self.sets)
@@ -440,6 +454,8 @@ def _in_library(library: ctypes.PyDLL, places: Places, counted: list[Tensor]) ->
     for of_classes in (False, True):
         rows = [own for own in places.attributes if isinstance(own[0], type) is of_classes]
         add("attributes", rows, *(_column(rows, i) for i in range(3)), of_classes)
+    places_of_bare = (ctypes.c_int64 * len(places.bare))(*map(bare_place, places.bare))
+    add("bare", places.bare, _addresses(places.bare), places_of_bare)
     add("functions", functions, _column(functions, 0))
     for kind in ("lists", "sets", "orders"):
         for container, items in getattr(places, kind):

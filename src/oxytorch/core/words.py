@@ -40,6 +40,8 @@ class Offsets(NamedTuple):
     content: int = 0
     function: int = 0
     dtype: int = 0
+    storage: int = 0
+    counter: int = 0
 
 
 @functools.cache
@@ -53,8 +55,38 @@ def offsets() -> Offsets:
         return Offsets()
     tag, values = _of_dictionaries()
     of_methods = _place_of(_of_cells, staticmethod(_of_cells), staticmethod.__basicsize__ // _SIZE)
-    of_others = _of_cells(), of_methods, _of_tensors()
+    of_others = _of_cells(), of_methods, _of_tensors(), *_in_tensors()
     return Offsets(kind, tag, values, *_of_classes(), *_of_functions(), *of_others)
+
+
+def has_no_attributes(value: Any) -> bool:
+    """Whether an object can have attributes of its own, and was never asked for them, so that there
+    is no dictionary of them. False where that is not known."""
+    place = bare_place(value)
+    return place > 0 and _words(id(value) + place, 1) == [0]
+
+
+def bare_place(value: Any) -> int:
+    """Where an object has the address of the dictionary with its attributes, in bytes; 0 where that
+    is not known."""
+    return type(value).__dictoffset__ if type(value) in _with_places() else 0
+
+
+@functools.cache
+def _with_places() -> frozenset[type]:
+    """Of these classes, which keep the dictionary where they say, as is tried out here."""
+    if not offsets().kind:
+        return frozenset()
+    made: tuple[Any, ...] = (types.FunctionType(_words.__code__, {}), OrderedDict())
+    return frozenset(type(value) for value in made if _keeps_dictionary(value))
+
+
+def _keeps_dictionary(value: Any) -> bool:
+    place = type(value).__dictoffset__
+    if not 0 < place <= type(value).__basicsize__ - _SIZE:
+        return False
+    before, table = _words(id(value) + place, 1), vars(value)
+    return before == [0] and _words(id(value) + place, 1) == [id(table)]
 
 
 def _words(address: int, count: int) -> list[int]:
@@ -88,14 +120,13 @@ _Change = tuple[dict[Any, Any], Callable[[], object]]
 
 
 def _is_told(changes: Iterator[_Change]) -> bool:
-    """Whether each change gives a dictionary a number that none had before."""
-    seen = set()
+    """Whether each change gives a dictionary a number greater than any had before."""
+    greatest = 0
     for table, change in changes:
         tag = ctypes.c_size_t.from_address(id(table) + _TAG)
-        seen.add(tag.value)
+        greatest = max(greatest, tag.value)
         change()
-        now = tag.value
-        if now == 0 or now in seen:
+        if tag.value <= greatest:
             return False
     return True
 
@@ -201,3 +232,18 @@ def _of_tensors() -> int:
         if column[::2] == column[1::2] and len({*column}) == len(_DTYPES)
     ]
     return found[0] * 2 // _SIZE * _SIZE if len(found) == 1 else 0
+
+
+def _in_tensors() -> tuple[int, int]:
+    """Where the addresses of what a tensor shares with its views are in a tensor's object: its
+    storage and the counter of writes. It is what they have in common and a copy has not. They are
+    read ahead only."""
+    made = torch.zeros(3)
+    count = _OF_TENSORS // _SIZE
+    kinds = (_words(tensor._cdata, count) for tensor in (made, made.detach(), made.clone()))
+    found = [
+        number * _SIZE
+        for number, (own, of_view, of_copy) in enumerate(zip(*kinds, strict=True))
+        if own == of_view != of_copy and own % _SIZE == 0 and own > 1 << 16
+    ]
+    return (found[0], found[1]) if len(found) == 2 else (0, 0)

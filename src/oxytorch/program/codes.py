@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import os
 import re
 import types
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -43,6 +46,11 @@ _READS_OF_ENVIRONMENT = frozenset(
 
 _LOOK_UPS = frozenset(["getattr", "hasattr", "vars", "dir", "globals", "locals"])
 
+_OF_FUNCTIONS = frozenset(
+    ["__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__"]
+)
+"""By which code reads a function that it does not call."""
+
 _IMPURE = frozenset(
     ["asyncio", "datetime", "fcntl", "glob", "io", "json", "multiprocessing", "os",
      "pathlib", "pickle", "posixpath", "queue", "random", "secrets", "select", "shutil", "signal",
@@ -62,6 +70,8 @@ class Codes:
         self._imports = 0  # under way: what is imported belongs to no module's code
         self.reads_environment = False
         self.looks_up_names = False  # by names that the code itself does not show
+        self.reads_functions = False  # that it does not call
+        self.read: set[types.CodeType] = set()  # of functions that it hands to a library
 
     def watching(self) -> AbstractContextManager[None]:
         return watched(self._note)
@@ -71,6 +81,8 @@ class Codes:
         self.seen.update(other.seen)
         self.reads_environment |= other.reads_environment
         self.looks_up_names |= other.looks_up_names
+        self.reads_functions |= other.reads_functions
+        self.read |= other.read
         self.refusal = self.refusal or other.refusal
 
     def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
@@ -82,7 +94,9 @@ class Codes:
         elif self._imports:
             return
         elif event == "call":
-            if _is_pythons(code.co_filename):
+            if is_pythons(code.co_filename):
+                if _is_theirs(_caller_of_library(frame)):
+                    self.read.update(_codes_among(frame.f_locals.values()))
                 name = str(frame.f_globals.get("__name__"))
                 kind = name.split(".")[0]
                 if name == "os" and code.co_name in _READS_OF_ENVIRONMENT:
@@ -116,12 +130,33 @@ class Codes:
                 self._librarys.add(id(code))
         if _is_watched(code.co_filename):
             self.seen.setdefault(code, frame.f_globals)
+            self.reads_functions |= _reads_functions(code)
             for name in UNSEEN_OF_TENSORS.intersection(code.co_names):
                 self._refuse(name)
 
     def _refuse(self, name: str) -> None:
         if self.refusal is None:
             self.refusal = f"its code calls {name}"
+
+
+def _reads_functions(code: types.CodeType) -> bool:
+    """Whether code may read a function that it does not call and that is not in its closure."""
+    if not _OF_FUNCTIONS.isdisjoint(each for each in code.co_consts if type(each) is str):
+        return True
+    if _OF_FUNCTIONS.isdisjoint(code.co_names):
+        return False
+    instructions = [*dis.get_instructions(code)]
+    return any(
+        each.argval in _OF_FUNCTIONS and before.argval not in code.co_freevars
+        for before, each in pairwise(instructions)
+    )
+
+
+def _codes_among(values: Iterable[Any]) -> Iterator[types.CodeType]:
+    for value in values:
+        function = value.__func__ if type(value) is types.MethodType else value
+        if type(function) is types.FunctionType:
+            yield function.__code__
 
 
 def _module_of_method(method: Any, name: str) -> str:
@@ -134,9 +169,14 @@ def _module_of_method(method: Any, name: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_pythons(filename: str) -> bool:
+def is_pythons(filename: str) -> bool:
     is_installed = filename.startswith(_PYTHON) and "-packages" not in filename
     return is_installed or filename.startswith("<frozen")
+
+
+def is_of_layers(code: types.CodeType) -> bool:
+    """Whether code is that of torch's own layers."""
+    return code.co_filename.startswith(_LAYERS)
 
 
 def is_models(frame: types.FrameType) -> bool:
@@ -150,7 +190,7 @@ def is_models(frame: types.FrameType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_models(filename: str) -> bool:
-    return _is_watched(filename) and not (_is_pythons(filename) or _OF_SYMBOLS.search(filename))
+    return _is_watched(filename) and not (is_pythons(filename) or _OF_SYMBOLS.search(filename))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -159,7 +199,7 @@ def _is_watched(filename: str) -> bool:
 
 
 def _caller_of_library(frame: types.FrameType | None) -> types.FrameType | None:
-    while frame is not None and _is_pythons(frame.f_code.co_filename):
+    while frame is not None and is_pythons(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
@@ -171,4 +211,4 @@ def _is_theirs(frame: types.FrameType | None) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_code_of_theirs(filename: str) -> bool:
-    return not (_is_pythons(filename) or filename.startswith((_TORCH, _OURS, _REGION)))
+    return not (is_pythons(filename) or filename.startswith((_TORCH, _OURS, _REGION)))

@@ -16,7 +16,6 @@ from __future__ import annotations
 import builtins
 import copyreg
 import dis
-import enum
 import functools
 import gc
 import logging
@@ -38,8 +37,9 @@ from .. import config
 from ..core.layer_functions import functions_of
 from ..core.packed import PackedTensor
 from ..core.sources import GLOBAL_HOOKS, MISSING, Places
+from ..core.words import has_no_attributes
 from ..graph.errors import CaptureError
-from .codes import Codes
+from .codes import Codes, is_of_layers, is_pythons
 
 
 class _Pair(NamedTuple):
@@ -105,7 +105,11 @@ class Reachable:
         self._names = {name for code in codes.seen for name in code.co_names}.union(_CALLS)
         self._all_names = codes.looks_up_names
         self._reads_environment = codes.reads_environment
+        self._reads_functions = codes.reads_functions
         self._codes = {*codes.seen}
+        self._read = {*codes.seen, *codes.read}
+        self._looked_into: set[int] = set()
+        self._looked_at: set[types.CodeType] = set()
         self._todo: list[Any] = [module]
         for code, table in codes.seen.items():
             reads_table = self._all_names and "globals" in code.co_names
@@ -119,10 +123,10 @@ class Reachable:
                     self._places.entries.append((place, name, place.get(name, MISSING)))
         if codes.reads_environment:
             self._todo.append(config.environment)
-        while self._todo:
-            self._visit(self._todo.pop())
-            if len(self._places) > _MOST:
-                raise CaptureError("its code can read too many objects")
+        self._visit_all()
+        for function in _functions_of(self._codes - self._looked_at):
+            self._look_into(function)
+        self._visit_all()
         self._places.sizes += [(hooks, len(hooks)) for hooks in GLOBAL_HOOKS]
         self._places.close()
 
@@ -146,6 +150,8 @@ class Reachable:
         return (
             codes.refusal is None
             and codes.seen.keys() <= self._codes
+            and codes.read <= self._read
+            and codes.reads_functions <= self._reads_functions
             and codes.looks_up_names <= self._all_names
             and codes.reads_environment <= self._reads_environment
         )
@@ -153,6 +159,12 @@ class Reachable:
     def holds(self, value: Any) -> bool:
         """Whether this very object can be reached."""
         return self._seen.get(id(value)) is value
+
+    def _visit_all(self) -> None:
+        while self._todo:
+            self._visit(self._todo.pop())
+            if len(self._places) > _MOST:
+                raise CaptureError("its code can read too many objects")
 
     def _entry(self, table: dict[Any, Any], key: Any) -> None:
         self._places.entries.append((table, key, table[key]))
@@ -177,8 +189,7 @@ class Reachable:
         self._seen[id(value)] = value  # which keeps the id valid
         kind = type(value)
         if is_opaque:
-            if not isinstance(value, enum.Enum):
-                self._object(value)  # a number of a class of the user's, with attributes
+            self._object(value)  # a number of a class of the user's, with attributes
             return
         if isinstance(value, Tensor):
             self._tensor(value)
@@ -208,7 +219,8 @@ class Reachable:
         elif isinstance(value, types.MethodType):
             self._todo += [value.__self__, value.__func__]
         elif isinstance(value, functools.partial):
-            self._todo += [value.func, value.args, value.keywords]
+            for name in ("func", "args", "keywords"):  # which `__setstate__` replaces
+                self._attribute(value, name, getattr(value, name))
         elif isinstance(value, _CACHED):
             self._cached(value)
         elif isinstance(value, weakref.ref):
@@ -287,14 +299,37 @@ class Reachable:
     def _function(self, function: types.FunctionType) -> None:
         if _is_of_torch(function):
             return
+        self._attributes(function)
+        code = function.__code__
+        if self._reads_functions or code in self._read or is_pythons(code.co_filename):
+            self._look_into(function)
+
+    def _look_into(self, function: types.FunctionType) -> None:
+        """What decides what a function does, which matters where it is called."""
+        if id(function) in self._looked_into or _is_of_torch(function):
+            return
+        self._looked_into.add(id(function))
+        self._looked_at.add(function.__code__)
         self._places.add_function(function)
         self._todo += [function.__defaults__, function.__kwdefaults__]
-        self._todo.append(function.__dict__)
         for cell in function.__closure__ or ():
             try:
                 self._attribute(cell, "cell_contents", cell.cell_contents)
+                if isinstance(cell.cell_contents, types.FunctionType):
+                    self._look_into(cell.cell_contents)  # whose code a decorator may ask
             except ValueError:  # empty as yet
                 self._absent.append((cell, "cell_contents"))
+
+    def _attributes(self, value: Any) -> None:
+        """The attributes that an object itself has. Python makes the dictionary for them when it is
+        asked for: none is made here."""
+        if has_no_attributes(value):
+            self._places.bare.append(value)
+        else:
+            own = getattr(value, "__dict__", None)
+            if isinstance(own, dict):
+                self._seen[id(own)] = own
+                self._dictionary(own)
 
     def _cached(self, function: Any) -> None:
         """A function whose code need not have run, since its results are kept: what that reads."""
@@ -306,6 +341,7 @@ class Reachable:
             if not is_function or inner.__code__ in known or _is_of_library(inner):
                 continue
             known.add(inner.__code__)
+            self._look_into(inner)
             for name in inner.__code__.co_names:
                 if name in inner.__globals__:
                     self._entry(inner.__globals__, name)
@@ -313,10 +349,7 @@ class Reachable:
 
     def _object(self, value: Any) -> None:
         """The attributes of an object."""
-        own = getattr(value, "__dict__", None)
-        if isinstance(own, dict):
-            self._seen[id(own)] = own
-            self._dictionary(own)
+        self._attributes(value)
         kind = type(value)
         if kind.__module__ == "builtins":
             return
@@ -348,6 +381,8 @@ class Reachable:
                 copyreg._slotnames(owner)  # type: ignore[attr-defined]  # else the first copy adds it
                 self._count(table)
         is_library = _is_of_library(kind)
+        for name in () if is_library else self._in_class(kind):
+            self._descriptor(kind, name)
         for name in _CALLS if is_library else self._in_class(kind):
             found = getattr(kind, name, None)
             if found is None or found is not getattr(kind, name):  # created at each access
@@ -356,6 +391,14 @@ class Reachable:
                 self._places.attributes.append((kind, name, found))
             else:
                 self._attribute(kind, name, found)
+
+    def _descriptor(self, kind: type, name: str) -> None:
+        """What gives the value of an attribute, and what that keeps."""
+        raw = next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
+        if isinstance(raw, property):
+            self._todo += [raw.fget, raw.fset]
+        elif raw is not None and not isinstance(raw, _GIVEN) and hasattr(type(raw), "__get__"):
+            self._todo.append(raw)
 
     def _in_class(self, kind: type) -> set[str]:
         """The names that the code can find in a class."""
@@ -366,7 +409,21 @@ class Reachable:
 
 
 _DONE = object()
+_GIVEN = (
+    types.FunctionType, types.BuiltinFunctionType, types.GetSetDescriptorType, staticmethod,
+    types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
+    types.ClassMethodDescriptorType, classmethod, type,
+)  # fmt: skip
+"""What lies in classes and is looked at as what it gives."""
 _CACHED = type(functools.lru_cache(abs))
+
+
+def _functions_of(codes: set[types.CodeType]) -> list[types.FunctionType]:
+    """The functions that have such code, which ran though nothing was found that leads to them:
+    what they close over may be read again."""
+    own = [code for code in codes if not is_of_layers(code)]
+    found = gc.get_referrers(*own) if own else []
+    return [each for each in found if isinstance(each, types.FunctionType)]
 
 
 def _is_there(owner: Any, name: str) -> bool:

@@ -90,17 +90,11 @@ class Run {
     if (!is_known || total == 0 || !arena_->reserve(total)) spots_.clear();
   }
 
-  static std::int64_t available_threads() {
-    std::uint32_t threads = 1;
-    check_call(torch_get_num_threads(&threads), "get_num_threads");
-    return threads;
-  }
-
-  // Runs the next steps, up to one that needs torch's own threads. A team pays where its kernels
-  // are split, which they are for the same sizes.
+  // Runs the next steps, up to one that needs torch's own threads. A team pays where it spares more
+  // than a region takes, which it does for the same sizes.
   void run_stretch(std::int64_t threads) {
     std::atomic<bool>& is_split = program_.is_split[next_];
-    const std::int64_t before = kernels_split;
+    const Spared before = spared;
     const auto lead = [](void* data) {
       auto& run = *static_cast<Run*>(data);
       try {
@@ -117,7 +111,9 @@ class Run {
     } else {
       lead(this);
     }
-    is_split.store(kernels_split - before > 1, std::memory_order_relaxed);
+    const bool pays =
+        spared.kernels - before.kernels > 1 && spared.bytes - before.bytes >= region_bytes(threads);
+    is_split.store(pays, std::memory_order_relaxed);
     if (error_) std::rethrow_exception(error_);
   }
 

@@ -45,7 +45,7 @@ void convolve_channels_of_bytes(const ByteChannels& call, const ByteOperand& ope
   const std::int64_t weight_bytes = shared * last.kernel * column_bytes;
   // A result costs about as long as memory takes for two bytes where a kernel has 3 x 3.
   const std::int64_t work = call.rows * call.weight.out_features * (3 + fours * last.kernel) / 3;
-  const std::int64_t threads = threads_for(work, least_of_thread(), available_threads());
+  const std::int64_t threads = threads_for(work);
   ByteDepthwiseArgs args{
       .windows = {call.windows, operand.number, operand.zero_point},
       .scale = operand.scale,

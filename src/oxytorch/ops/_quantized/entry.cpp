@@ -206,7 +206,7 @@ void multiply_rows_of_bytes(const Rows& x, const ByteOperand& operand, const Byt
   const ByteRows rows = prepare_rows_of_bytes(x, operand, buffers);
   const std::int64_t bytes = weight.panel_count * weight.panel_bytes;
   const std::int64_t work = work_of_products(x.count, x.width, bytes);
-  const std::int64_t threads = threads_for(work, least_of_thread(), available_threads());
+  const std::int64_t threads = threads_for(work);
   const Split split = split_product(kCoarseSplit, x.count, weight.panel_count, threads);
   const ByteGemmArgs args{rows, weight, result, split.chunk_rows};
   run_in_pieces(byte_gemm_copies, args, split.items, split.grain);
@@ -222,7 +222,7 @@ void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& opera
   const std::int64_t row_bytes = round_up(call.in_features, kTileBytes) * size;
   const std::int64_t work =
       work_of_products(call.rows, call.in_features, call.groups * weight_bytes);
-  const std::int64_t threads = threads_for(work, least_of_thread(), available_threads());
+  const std::int64_t threads = threads_for(work);
   const std::int64_t enough = std::min(divide_up(threads, call.groups), call.rows / kFewRows);
   const std::int64_t chunks =
       std::max({std::int64_t{1}, enough, divide_up(call.rows * row_bytes, kChunkBytes),

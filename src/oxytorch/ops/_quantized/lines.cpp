@@ -59,7 +59,7 @@ void multiply_lines_of_bytes(const ByteWindows& call, const ByteOperand& operand
   const std::int64_t lines = call.rows / last.out_size;
   const std::int64_t work = work_of_products(
       call.rows, call.in_features, call.groups * call.weight.panel_count * call.weight.panel_bytes);
-  const std::int64_t threads = threads_for(work, least_of_thread(), available_threads());
+  const std::int64_t threads = threads_for(work);
   const std::int64_t each = divide_up(threads, call.groups);
   const std::int64_t enough = std::clamp<std::int64_t>(call.rows / kFewResults, 1, each);
   const std::int64_t whole = lie_well ? 0 : memory_of(call, size, lines, last.out_size).bytes;

@@ -274,7 +274,7 @@ class Layer {
         directions_.count() *
         work_of_products(steps_.batch, call_.hidden_size, weight.panel_count * weight.panel_bytes);
     const bool leads = !Team::of_this_thread();
-    threads_ = threads_for(work, least_of_thread(), available_threads());
+    threads_ = threads_for(work, available_threads(), last_ - first_);
     const auto lead = [](void* data) {
       auto& layer = *static_cast<Layer*>(data);
       try {

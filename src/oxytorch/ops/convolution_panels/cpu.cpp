@@ -54,7 +54,7 @@ void multiply(const Convolution& call, const Tensor& images) {
   const std::int64_t moved = call.rows * outputs * size_of(call.windows.dtype);
   const std::int64_t work =
       bytes_of_work(call.rows * outputs * call.in_features(), per_byte, moved);
-  const std::int64_t threads = threads_for(work, least_of_thread(), available_threads());
+  const std::int64_t threads = threads_for(work);
   multiply_lines(are_pixels ? in_one_line(call, pixel_stride(images)) : call, type, threads);
 }
 

@@ -142,12 +142,6 @@ static bool holds_pairs(const Rows& x, DType dtype, const PanelsArgs& weight) {
   return multiplies && dtype == DType::bfloat16 && !weight.group_scales && x.width % step == 0;
 }
 
-std::int64_t available_threads() {
-  std::uint32_t threads = 1;
-  check_call(torch_get_num_threads(&threads), "get_num_threads");
-  return threads;
-}
-
 namespace {
 
 // Many rows: a gemm.
@@ -234,7 +228,7 @@ Split split_of(std::span<const RowsProduct> products, std::int64_t in_features, 
     all += bytes_of_work(product.row_count * outputs * in_features, kUnitsPerByte,
                          product.row_count * (in_features + outputs) * 2);
   }
-  const std::int64_t threads = threads_for(all, least_of_thread(), available_threads());
+  const std::int64_t threads = threads_for(all);
   const bool reads_panels = products[0].weight.codec == PanelCodec::bf16 &&
                             type == RowType::bfloat16 && !level_has(Capability::tiles);
   return split_product(reads_panels ? kVectorSplit : kCoarseSplit, most_rows, panels, threads);
@@ -291,8 +285,7 @@ Split split_float_product(std::int64_t rows, std::int64_t panels, std::int64_t i
   // Few rows wait for the weight, many for its products.
   const std::int64_t numbers = panels * kPanelOutputs * in_features;
   const std::int64_t bytes = std::max(4 * numbers, rows * numbers / kFloatsPerByte);
-  return split_product(float_split(is_gated), rows, panels,
-                       threads_for(bytes, least_of_thread(), threads));
+  return split_product(float_split(is_gated), rows, panels, threads_for(bytes, threads));
 }
 
 void run_float_gemm(const Rows& x, const RowsProduct& product) {
@@ -459,3 +452,11 @@ OXY_EXPORT void oxytorch_split_float_product(std::int64_t rows, std::int64_t out
   const std::int64_t found[] = {split.chunk_rows, split.item_panels, split.items, split.grain};
   std::copy(std::begin(found), std::end(found), result);
 }
+
+// For tests: the threads that so much work is worth, and the kernels of this thread that had
+// pieces.
+OXY_EXPORT std::int64_t oxytorch_threads_for(std::int64_t work, std::int64_t threads) {
+  return oxytorch::threads_for(work, threads);
+}
+
+OXY_EXPORT std::int64_t oxytorch_kernels_split() { return oxytorch::kernels_split; }

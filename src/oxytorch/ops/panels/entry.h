@@ -104,9 +104,6 @@ RowType row_type(DType dtype, bool rounds_to_int8, PanelCodec codec);
 // Whether tiles of AMX are best loaded from x itself, the last one too.
 bool holds_tiles(const Rows& x, DType dtype);
 
-// Of torch's team.
-std::int64_t available_threads();
-
 inline Tensor scratch(std::int64_t bytes) {
   static const std::int32_t byte = aoti_torch_dtype_uint8();
   return empty(Extents{&bytes, 1}, byte);

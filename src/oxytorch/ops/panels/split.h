@@ -98,10 +98,4 @@ inline std::int64_t bytes_of_work(std::int64_t products, std::int64_t per_byte,
   return std::max(products / per_byte, moved);
 }
 
-// The threads that so much work is worth.
-inline std::int64_t threads_for(std::int64_t work, std::int64_t least_of_thread,
-                                std::int64_t threads) {
-  return std::clamp<std::int64_t>(work / std::max<std::int64_t>(least_of_thread, 1), 1, threads);
-}
-
 }  // namespace oxytorch
