@@ -16,6 +16,7 @@ import torch
 
 import oxytorch
 from oxytorch.benchmark.llm.shapes import random_model
+from oxytorch.llm.cache import CacheSlots
 from oxytorch.llm.joint_steps import joint_step
 from oxytorch.llm.record import fused_model
 
@@ -45,18 +46,19 @@ def main() -> None:
     vocabulary = model.config.vocab_size
     most = max(counts)
     with torch.inference_mode():
-        caches = [fused.cache(1, given.length + 256) for _ in range(most)]
+        caches = fused.slots(most, given.length + 256)
         prompts = torch.randint(vocabulary, (most, given.length))
-        for row, cache in enumerate(caches):
+        for row, cache in enumerate(caches.slots):
             fused.step(prompts[row : row + 1], cache)
-        print(f"| {given.weights}: sequences | ms together | by {EXACT} | tokens/s | alike |")
+        form = given.weights + (f"-{given.activations}" if given.activations else "")
+        print(f"| {form}: sequences | ms together | by {EXACT} | tokens/s | alike |")
         print("|---|---|---|---|---|")
         for rows in counts:
             tokens = torch.randint(vocabulary, (rows, 1))
             together, in_groups = [], []
             for _ in range(given.steps):
                 begin = time.perf_counter()
-                found = joint_step(fused, tokens, caches[:rows])
+                found = joint_step(fused, tokens, caches, range(rows))
                 middle = time.perf_counter()
                 crop(caches, given.length)
                 between = time.perf_counter()
@@ -64,7 +66,8 @@ def main() -> None:
                     joint_step(
                         fused,
                         tokens[start : start + EXACT],
-                        caches[start : min(rows, start + EXACT)],
+                        caches,
+                        range(start, min(rows, start + EXACT)),
                     )
                     for start in range(0, rows, EXACT)
                 ]
@@ -77,9 +80,9 @@ def main() -> None:
             print(f"| {rows} | {one:.1f} | {other:.1f} | {rate:.0f} | {alike} |", flush=True)
 
 
-def crop(caches: list, length: int) -> None:
-    for cache in caches:
-        cache.crop(length)
+def crop(caches: CacheSlots, length: int) -> None:
+    for cache in caches.slots:
+        cache.crop(min(length, cache.length))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def main() -> None:
     with torch.inference_mode():
         model(**data[0])
     size = sum(parameter.nbytes for parameter in model.parameters())
-    Path("/proc/self/clear_refs").write_text("5")  # the largest size begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the largest size
     before = _kilobytes("VmRSS")
     began = time.perf_counter()
     narrow = None if options.dtype == "float32" else torch.bfloat16

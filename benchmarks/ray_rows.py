@@ -43,7 +43,10 @@ def main() -> None:
     texts = [f"{row} {TEXT[: 10 + 5 * (row % 16)]}" for row in range(given.rows)]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder)
-        print("| | rows/s | part of the time that is not the model's |\n|---|---|---|")
+        print(
+            "| | rows/s | part of the time that is not the model's | "
+            "batches again |\n|---|---|---|---|"
+        )
         on_cluster(given, texts, results / "whole", None)
         on_cluster(given, texts, results / "killed", given.rows // 2)
         check(results / "killed", texts, given.dtype)
@@ -81,7 +84,10 @@ def on_cluster(given: Any, texts: list[str], folder: Path, kill_at: int | None) 
         ray.shutdown()
         cluster.shutdown()
     name = f"{given.nodes} nodes" + (f", one killed after {killed[0]} rows" if killed else "")
-    print(f"| {name} | {done.rows / done.seconds:.0f} | {done.overhead:.1%} |", flush=True)
+    print(
+        f"| {name} | {done.rows / done.seconds:.0f} | {done.overhead:.1%} | {done.repeated} |",
+        flush=True,
+    )
 
 
 def check(folder: Path, texts: list[str], dtype: str) -> None:
@@ -100,7 +106,7 @@ def check(folder: Path, texts: list[str], dtype: str) -> None:
         float(numpy.abs(found[row] - value).max())
         for row, value in zip(some, expected, strict=True)
     )
-    print(f"| one process, one thread | {len(some) / seconds:.0f} | |")
+    print(f"| one process, one thread | {len(some) / seconds:.0f} | | |")
     print(
         f"\n{count} rows in files, {len(found)} keys of {len(texts)}; largest difference {off:.1e}"
     )

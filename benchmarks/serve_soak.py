@@ -1,7 +1,8 @@
 """A server under load for minutes: slow, broken, oversize and vanishing clients, killed instances.
 
 Starts `oxytorch serve --instances 2` with a small model of random weights, asks it from many
-clients, and kills an instance now and then. Each answer is compared with the one that the server
+clients, and kills an instance now and then; the first one lives from begin to end, so that its
+memory is seen for all of the time. Each answer is compared with the one that the server
 gave to the same request alone. At the end: counts, memory of the instances over time, and whether
 all instances are back. The exit status is 1 where an answer was wrong or lost, memory has grown, or
 an instance is missing.
@@ -24,6 +25,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ import httpx
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serve"))
 
 from small_servers import write_language_model
+
+from oxytorch.core import processor
 
 CLIENTS = 12
 RETRIES = (429, 503)
@@ -70,11 +74,15 @@ class Server:
                 if event["event"] != "request":
                     self.events.append(event)
 
+    def ready(self) -> int:
+        """How many instances have become ready so far."""
+        return sum(event["event"] == "ready" for event in list(self.events))
+
     def wait_for_ready(self, count: int) -> bool:
         """Whether so many instances have become ready within two minutes."""
         end = time.monotonic() + 120
         while time.monotonic() < end:
-            if sum(event["event"] == "ready" for event in list(self.events)) >= count:
+            if self.ready() >= count:
                 return True
             time.sleep(0.05)
         return False
@@ -119,6 +127,8 @@ class Soak:
         next_kill = time.monotonic() + 20
         while time.monotonic() < self.until:
             time.sleep(1)
+            if self.server.ready() < self.server.instances + self.kills:
+                continue  # one is being brought back: what it takes meanwhile is no leak
             for pid in self.server.pids().values():
                 if resident := _resident(pid):
                     self.memory[pid].append(resident)
@@ -131,7 +141,8 @@ class Soak:
     def _kill(self) -> None:
         self.kills += 1
         pids = self.server.pids()
-        os.kill(pids[self.kills % len(pids)], signal.SIGKILL)
+        others = sorted(pids)[1:] or sorted(pids)
+        os.kill(pids[others[self.kills % len(others)]], signal.SIGKILL)
 
     def _client(self, number: int) -> None:
         draw = random.Random(1000 + number)
@@ -142,8 +153,9 @@ class Soak:
             self._broken,
             self._oversize,
             self._slow,
+            self._unread,
         ]
-        weights = [10, 6, 2, 1, 1, 1]
+        weights = [10, 6, 2, 1, 1, 1, 1]
         while time.monotonic() < self.until:
             kind = draw.choices(kinds, weights)[0]
             which = draw.randrange(len(self._requests))
@@ -203,6 +215,19 @@ class Soak:
                 break
         return "gone"
 
+    def _unread(self, which: int) -> str:
+        """Asks for an answer in parts, reads none of them, and goes."""
+        parts = urllib.parse.urlsplit(self.server.url)
+        assert parts.hostname is not None and parts.port is not None
+        body = {**self._requests[which], "stream": True, "max_tokens": 150, "logprobs": 5}
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            connection.settimeout(120)
+            connection.connect((parts.hostname, parts.port))
+            connection.sendall(_post(parts.netloc, json.dumps(body).encode()))
+            time.sleep(3)
+        return "gone"
+
     def _broken(self, which: int) -> str:
         content = json.dumps(self._requests[which])[: -1 - which % 7]
         headers = {"content-type": "application/json"}
@@ -218,12 +243,7 @@ class Soak:
         """Sends its request in drops, and reads the answer so."""
         parts = urllib.parse.urlsplit(self.server.url)
         assert parts.hostname is not None and parts.port is not None
-        content = json.dumps(self._requests[which]).encode()
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        )
-        sent = head.encode() + content
+        sent = _post(parts.netloc, json.dumps(self._requests[which]).encode())
         with socket.create_connection((parts.hostname, parts.port), timeout=120) as connection:
             for start in range(0, len(sent), 16):
                 connection.sendall(sent[start : start + 16])
@@ -240,6 +260,14 @@ class Soak:
         return self._checked(
             which, json.loads(rest.partition(b"\r\n\r\n")[2])["choices"][0]["text"]
         )
+
+
+def _post(host: str, content: bytes) -> bytes:
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
 
 
 def _resident(pid: int) -> int:
@@ -266,6 +294,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--instances", type=int, default=2)
     given = parser.parse_args()
+    begun = time.monotonic()
+    print(
+        f"{date.today()}, {processor.model()}, {given.minutes:g} minutes, {CLIENTS} clients, "
+        f"{given.instances} instances"
+    )
     with tempfile.TemporaryDirectory() as folder:
         server = Server(write_language_model(Path(folder) / "tiny"), given.instances)
         try:
@@ -282,6 +315,7 @@ def main() -> int:
         largest = max(largest, growth(samples))
         shown = f"{samples[-1] / 2**20:.0f} MiB after {len(samples)} s, x {growth(samples):.3f}"
         print(f"instance of process {pid}: {shown}")
+    print(f"{time.monotonic() - begun:.0f} s in all, {sum(soak.counts.values())} requests")
     print(f"{soak.kills} instances killed, all back: {is_back}; exit status {status}")
     for text in soak.wrong[:5]:
         print("wrong:", text)

@@ -128,7 +128,7 @@ def compare(name: str, dtype: torch.dtype, batch: int, rounds: int) -> str:
     before, after = (min(each) for each in zip(*turns, strict=True))
     ratio = statistics.median(b / a for a, b in turns)
     report = oxytorch.explain(ours)
-    done = len(report.done)
+    done = len(report.applied)
     kind = str(dtype).removeprefix("torch.")
     return (
         f"| {name} | {kind} | {batch} | {before:.3f} | {after:.3f} | {ratio:.2f} | {done} | "

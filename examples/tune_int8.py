@@ -42,7 +42,9 @@ def calls(first: int, count: int) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--max-loss", type=float, default=0.002, help="of the mean cosine")
     parser.add_argument("--calls", type=int, default=32, help="calls that ranges are taken from")
     parser.add_argument("--file", help="where autotune keeps what it has found, to go on from")

@@ -57,3 +57,14 @@ def test_interrupt_ends_without_a_traceback(monkeypatch, capsys):
     monkeypatch.setattr("oxytorch.info.run", interrupted)
     assert main(["info"]) == 130
     assert capsys.readouterr().err == "oxytorch: interrupted\n"
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    """`oxytorch info --json | head -1`"""
+    command = [sys.executable, "-m", "oxytorch", "info", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141

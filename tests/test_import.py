@@ -213,9 +213,9 @@ def _layer(module: str) -> int:
     raise AssertionError(f"add {name!r} to LAYERS of {__name__}")
 
 
-def _is_module(name: str) -> bool:
-    path = PACKAGE.parent.joinpath(*name.split("."))
-    return path.is_dir() or path.with_suffix(".py").is_file()
+def _is_module(parts: list[str]) -> bool:
+    place = PACKAGE.parent.joinpath(*parts)
+    return place.is_dir() or place.with_suffix(".py").is_file()
 
 
 def _imports(path: Path) -> list[str]:
@@ -238,7 +238,7 @@ def _imports(path: Path) -> list[str]:
             )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             name = node.value.partition(":")[0]
-            found += [name] if MODULE_NAME.fullmatch(name) and _is_module(name) else []
+            found += [name] if MODULE_NAME.fullmatch(name) and _is_module(name.split(".")) else []
     return [name.removeprefix("oxytorch.") for name in found if name.startswith("oxytorch.")]
 
 
@@ -271,11 +271,6 @@ def _private_imports(path: Path) -> list[str]:
             if parts[0] == "oxytorch" and any(parts[:i] != here[:i] for i in private):
                 found.append(".".join(parts[1:]))
     return found
-
-
-def _is_module(parts: list[str]) -> bool:
-    place = PACKAGE.parent.joinpath(*parts)
-    return place.is_dir() or place.with_suffix(".py").is_file()
 
 
 def test_underscored_modules_are_their_packages_own() -> None:

@@ -9,11 +9,10 @@ import sys
 import pytest
 import torch
 
-from oxytorch import _library, isa, ops
+from marks import NEEDS_LIBRARY
+from oxytorch import isa, ops
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 SUPPORTED = [level.name for level in isa.levels() if level.supported]
 BUILT = [level.name for level in isa.levels() if level.built]

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import oxytorch
-from oxytorch import _library, ops
+from marks import NEEDS_LIBRARY
+from oxytorch import ops
 
-needs_library = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+needs_library = NEEDS_LIBRARY
 
 
 def _run(code: str, *arguments: str) -> str:

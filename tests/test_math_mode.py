@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import oxytorch
+from marks import NEEDS_LIBRARY
 from oxytorch import _library, isa, ops
 from oxytorch.ops.linear_panels import linear
 from oxytorch.ops.panels import PanelWeight
@@ -18,9 +19,7 @@ from oxytorch.ops.quantize_weight import quantize_weight
 # oneDNN multiplies float32 as it is where a processor has products of bfloat16 but no tiles.
 ONEDNN_ROUNDS = torch.cpu._is_amx_tile_supported()
 LEVELS = [level.name for level in isa.levels() if level.supported] if _library.loaded else []
-needs_library = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+needs_library = NEEDS_LIBRARY
 
 
 def _settings() -> tuple[str, ...]:

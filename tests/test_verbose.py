@@ -13,14 +13,13 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import oxytorch
-from oxytorch import _library, isa, ops
+from marks import NEEDS_LIBRARY
+from oxytorch import isa, ops
 from oxytorch.program.backend import compile_graph
 from oxytorch.program.program import Program
 from oxytorch.verbose import Log, Row, _row
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
 
 

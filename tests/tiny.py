@@ -1,7 +1,8 @@
-"""Models of transformers with few, random weights."""
+"""Small models, those of transformers with few, random weights among them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,6 +34,17 @@ class TiedEmbedding(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> Any:
         return self.head(torch.tanh(self.body(self.embed(ids))))
+
+
+class Formula(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        return self.function(*args)
 
 
 def tiny(name: str, **settings: Any) -> Any:

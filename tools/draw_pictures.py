@@ -11,8 +11,20 @@ BANDS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "commands",
         (
-            *(("info", ""), ("aot", ""), ("demo", ""), ("run", ""), ("bench", "")),
-            *(("llm", ""), ("serve", "")),
+            *(("info", ""), ("demo", ""), ("aot", ""), ("llm", ""), ("serve", "")),
+            *(("convert", ""), ("tune", ""), ("run", ""), ("ipexrun", ""), ("memory", "")),
+            ("bench", ""),
+        ),
+    ),
+    (
+        "around",
+        (
+            ("runtime", "cores"),
+            ("launch", "processes"),
+            ("serve", "HTTP"),
+            ("ray", "machines"),
+            ("memory", "allocators"),
+            ("compat", "IPEX's names"),
         ),
     ),
     (
@@ -46,7 +58,7 @@ BANDS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 QUESTIONS = (
     ("Is it plain inference?", "no gradients, autocast, tracing, torch.compile"),
-    ("Is the form of the call known?", "kinds and dimensions of tensors, constants"),
+    ("Is the input signature known?", "kinds and dimensions of tensors, constants"),
     ("Are the sources current?", "modules, hooks and attributes are unchanged"),
 )
 """What a Forward checks in each call, and what that means."""
@@ -123,7 +135,7 @@ class Picture:
 
 def layers() -> str:
     """The packages by layer; each layer imports those below it."""
-    step, height, left, width = 80, 58, 120, 680
+    step, height, left, width = 80, 58, 120, 940
     picture = Picture(width + 20, step * len(BANDS), "The layers of oxytorch")
     for index, (name, packages) in enumerate(BANDS):
         top = 10 + index * step

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class RMSNorm(nn.Module):
@@ -110,3 +113,41 @@ class Layer(nn.Module):
     ) -> Tensor:
         x = x + self.attention(self.before(x), turn, cache, layer)
         return x + self.mlp(self.between(x))
+
+
+class Decoder(nn.Module):
+    """Layers between an embedding and a head.
+
+    Args:
+        width: of an embedding.
+        vocabulary: how many tokens there are.
+        count: how many layers there are.
+        make: makes a layer.
+        checkpointed: compute the activations of layers again in backward.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        vocabulary: int,
+        count: int,
+        make: Callable[[], Layer],
+        checkpointed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(make() for _ in range(count))
+        self.norm, self.rotary = RMSNorm(width), Rotary(64)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.checkpointed = checkpointed
+
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        x = self.embedding(tokens)
+        past = cache[0][0].shape[2] if cache else 0
+        turn = self.rotary(x, torch.arange(past, past + tokens.shape[1], device=tokens.device))
+        for index, layer in enumerate(self.layers):
+            if self.checkpointed:
+                x = checkpoint(layer, x, turn, use_reentrant=False)
+            else:
+                x = layer(x, turn, cache, index)
+        return self.head(self.norm(x))

@@ -2,65 +2,27 @@
 
 from __future__ import annotations
 
-import random
+from layers import MLP, Attention, Decoder, Layer
 
-import torch
-import torch.nn.functional as F
-from layers import MLP, Attention, Layer, RMSNorm, Rotary
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
-
-from program import parser, running
+from program import train_language_model
 
 
-class Model(nn.Module):
-    def __init__(self, layers: int, width: int, inner: int, vocabulary: int, rank: int) -> None:
-        super().__init__()
-        heads = width // 64
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(
-            Layer(width, Attention(width, heads, max(1, heads // 8), rank), MLP(width, inner))
-            for _ in range(layers)
-        )
-        self.norm, self.rotary = RMSNorm(width), Rotary(64)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(".down.weight" in name and ".mlp" not in name)
-            if ".up.weight" in name and ".mlp" not in name:
-                parameter.requires_grad_(True)
+def model(layers: int, width: int, inner: int, vocabulary: int, rank: int) -> Decoder:
+    heads = width // 64
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        turn = self.rotary(x, torch.arange(tokens.shape[1], device=tokens.device))
-        for layer in self.layers:
-            x = checkpoint(layer, x, turn, use_reentrant=False)
-        return self.head(self.norm(x))
+    def make() -> Layer:
+        return Layer(width, Attention(width, heads, max(1, heads // 8), rank), MLP(width, inner))
+
+    made = Decoder(width, vocabulary, layers, make, checkpointed=True)
+    for name, parameter in made.named_parameters():
+        parameter.requires_grad_(".down.weight" in name and ".mlp" not in name)
+        if ".up.weight" in name and ".mlp" not in name:
+            parameter.requires_grad_(True)
+    return made
 
 
-def main() -> None:
-    sizes = {"layers": 22, "width": 2048, "inner": 5632, "vocabulary": 32000, "rank": 16}
-    arguments = parser(
-        __doc__ or "", **sizes, steps=8, batch=4, shortest=256, longest=4096
-    ).parse_args()
-    lengths = random.Random(arguments.seed)
-    with running(arguments) as mark:
-        torch.set_default_dtype(torch.bfloat16)
-        with torch.device(arguments.device):
-            model = Model(*(getattr(arguments, name) for name in sizes))
-        trained = [each for each in model.parameters() if each.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=1e-4)
-        for step in range(arguments.steps):
-            length = lengths.randint(arguments.shortest, arguments.longest)
-            mark(f"step {step}: {length} tokens")
-            shape = arguments.batch, length
-            tokens = torch.randint(arguments.vocabulary, shape, device=arguments.device)
-            logits = model(tokens).float()
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-            loss.backward()
-            nn.utils.clip_grad_norm_(trained, 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
+SIZES = {"layers": 22, "width": 2048, "inner": 5632, "vocabulary": 32000, "rank": 16}
+LOOP = {"steps": 8, "batch": 4, "shortest": 256, "longest": 4096}
 
 if __name__ == "__main__":
-    main()
+    train_language_model(__doc__ or "", model, SIZES, LOOP, clip=1.0)

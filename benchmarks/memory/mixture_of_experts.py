@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import torch
-import torch.nn.functional as F
-from layers import MLP, Attention, Layer, RMSNorm, Rotary
+from layers import MLP, Attention, Decoder, Layer
 from torch import Tensor, nn
 
-from program import parser, running
+from program import train_language_model
 
 
 class Experts(nn.Module):
@@ -29,48 +26,17 @@ class Experts(nn.Module):
         return result.view_as(x)
 
 
-class Model(nn.Module):
-    def __init__(self, layers: int, width: int, inner: int, vocabulary: int, experts: int) -> None:
-        super().__init__()
-        heads = width // 64
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(
-            Layer(width, Attention(width, heads, heads // 4), Experts(width, inner, experts))
-            for _ in range(layers)
-        )
-        self.norm, self.rotary = RMSNorm(width), Rotary(64)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+def model(layers: int, width: int, inner: int, vocabulary: int, experts: int) -> Decoder:
+    heads = width // 64
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        turn = self.rotary(x, torch.arange(tokens.shape[1], device=tokens.device))
-        for layer in self.layers:
-            x = layer(x, turn)
-        return self.head(self.norm(x))
+    def make() -> Layer:
+        return Layer(width, Attention(width, heads, heads // 4), Experts(width, inner, experts))
+
+    return Decoder(width, vocabulary, layers, make)
 
 
-def main() -> None:
-    sizes = {"layers": 8, "width": 1024, "inner": 3584, "vocabulary": 32000, "experts": 8}
-    arguments = parser(
-        __doc__ or "", **sizes, steps=8, batch=4, shortest=128, longest=2048
-    ).parse_args()
-    lengths = random.Random(arguments.seed)
-    with running(arguments) as mark:
-        torch.set_default_dtype(torch.bfloat16)
-        with torch.device(arguments.device):
-            model = Model(*(getattr(arguments, name) for name in sizes))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        for step in range(arguments.steps):
-            length = lengths.randint(arguments.shortest, arguments.longest)
-            mark(f"step {step}: {length} tokens")
-            shape = arguments.batch, length
-            tokens = torch.randint(arguments.vocabulary, shape, device=arguments.device)
-            logits = model(tokens).float()
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
+SIZES = {"layers": 8, "width": 1024, "inner": 3584, "vocabulary": 32000, "experts": 8}
+LOOP = {"steps": 8, "batch": 4, "shortest": 128, "longest": 2048}
 
 if __name__ == "__main__":
-    main()
+    train_language_model(__doc__ or "", model, SIZES, LOOP)

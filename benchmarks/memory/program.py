@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from oxytorch import memory
 
@@ -53,3 +56,59 @@ def running(arguments: argparse.Namespace) -> Iterator[Mark]:
             "fragmentation": round(1 - allocated / reserved, 4),
         }
     print(json.dumps(found))
+
+
+def training(
+    arguments: argparse.Namespace,
+    mark: Mark,
+    model: Callable[..., nn.Module],
+    sizes: dict[str, int],
+    clip: float | None = None,
+) -> Iterator[tuple[float, float]]:
+    """Train what requires gradients, in bfloat16, with sequences of another length in each step.
+
+    Gives each step's loss and seconds; a step ends when its work on the device has.
+    """
+    lengths = random.Random(arguments.seed)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(arguments.device):
+        made = model(*(getattr(arguments, name) for name in sizes))
+    trained = [each for each in made.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4)
+    for step in range(arguments.steps):
+        began = time.perf_counter()
+        length = lengths.randint(arguments.shortest, arguments.longest)
+        mark(f"step {step}: {length} tokens")
+        shape = arguments.batch, length
+        tokens = torch.randint(arguments.vocabulary, shape, device=arguments.device)
+        logits = made(tokens).float()
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(trained, clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        found = loss.item()
+        yield found, time.perf_counter() - began
+
+
+def train_language_model(
+    description: str,
+    model: Callable[..., nn.Module],
+    sizes: dict[str, int],
+    loop: dict[str, int],
+    *,
+    clip: float | None = None,
+) -> None:
+    """Train as the command line says; `training` does it.
+
+    Args:
+        model: makes the model from the values of `sizes`.
+        sizes: options of the command line, with their defaults.
+        loop: the same of steps, batch, and the shortest and longest sequence.
+        clip: the largest norm of all gradients.
+    """
+    arguments = parser(description, **sizes, **loop).parse_args()
+    with running(arguments) as mark:
+        for _ in training(arguments, mark, model, sizes, clip):
+            pass

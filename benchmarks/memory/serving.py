@@ -5,37 +5,25 @@ from __future__ import annotations
 import random
 
 import torch
-from layers import MLP, Attention, Cache, Layer, RMSNorm, Rotary
-from torch import Tensor, nn
+from layers import MLP, Attention, Cache, Decoder, Layer
+from torch import Tensor
 
 from program import parser, running
 
 
-class Model(nn.Module):
-    def __init__(self, layers: int, width: int, inner: int, vocabulary: int) -> None:
-        super().__init__()
-        heads = width // 64
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(
-            Layer(width, Attention(width, heads, max(1, heads // 4)), MLP(width, inner))
-            for _ in range(layers)
-        )
-        self.norm, self.rotary = RMSNorm(width), Rotary(64)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+def make_model(layers: int, width: int, inner: int, vocabulary: int) -> Decoder:
+    heads = width // 64
 
-    def forward(self, tokens: Tensor, cache: Cache) -> Tensor:
-        x = self.embedding(tokens)
-        past = cache[0][0].shape[2] if cache else 0
-        turn = self.rotary(x, torch.arange(past, past + tokens.shape[1], device=tokens.device))
-        for index, layer in enumerate(self.layers):
-            x = layer(x, turn, cache, index)
-        return self.head(self.norm(x))
+    def make() -> Layer:
+        return Layer(width, Attention(width, heads, max(1, heads // 4)), MLP(width, inner))
+
+    return Decoder(width, vocabulary, layers, make)
 
 
 class Batch:
     """Requests that are answered together."""
 
-    def __init__(self, model: Model, prompt: Tensor, left: int) -> None:
+    def __init__(self, model: Decoder, prompt: Tensor, left: int) -> None:
         self.model, self.left = model, left
         self.cache: Cache = []
         self.token = self._next(prompt)
@@ -60,7 +48,7 @@ def main() -> None:
     with running(arguments) as mark:
         torch.set_default_dtype(torch.bfloat16)
         with torch.device(arguments.device):
-            model = Model(*(getattr(arguments, name) for name in sizes)).eval()
+            model = make_model(*(getattr(arguments, name) for name in sizes)).eval()
         active: list[Batch] = []
         started = 0
         while active or started < arguments.batches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -77,9 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         command = next(command for command in COMMANDS if command.name == arguments.command)
         status: int = command.load().run(arguments)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("oxytorch: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Whoever read the output (`| head`) has closed it. Python flushes it once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     return status
 
 

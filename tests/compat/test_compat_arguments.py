@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -291,3 +293,22 @@ def test_the_older_spelling_of_a_dynamic_observer() -> None:
         )
         found = settings_of(quantization.QConfig(activation=observer, weight=None))
     assert isinstance(found, Int8DynamicActivationInt8Weight)
+
+
+def test_recipe_files_of_the_predecessor_lead_on(tmp_path: Path) -> None:
+    prepared = ipex.quantization.prepare(
+        network(), ipex.quantization.default_static_qconfig_mapping, X
+    )
+    path = tmp_path / "configure.json"
+    tensor = {"id": 0, "orig_dtype": "torch.float32", "force_dtype": "torch.float32"}
+    operators = {
+        "0": {"op_type": "Linear", "fqn": "0", "input_tensor_infos": [tensor]},
+        "1": {"op_type": "Linear", "fqn": "2", "input_tensor_infos": [
+            {**tensor, "force_dtype": "torch.quint8"}]},
+    }  # fmt: skip
+    path.write_text(json.dumps({" ": {"q_op_infos": operators, "nonq_op_infos": {}}}))
+    with pytest.raises(NotServedError, match=r"recipe_of\(prepared\)\.set\('0', 'float'\)\)"):
+        prepared.load_qconf_summary(qconf_summary=str(path))
+    path.write_text('{"layers": 1}')
+    with pytest.raises(ValueError, match='expected "format"'):
+        prepared.load_qconf_summary(qconf_summary=str(path))

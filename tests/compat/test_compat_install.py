@@ -46,8 +46,8 @@ def test_uninstall_takes_everything_back() -> None:
     assert "ipex" not in torch._dynamo.list_backends()
     with pytest.raises(ImportError):
         importlib.import_module(OLD)
-    with pytest.raises(RuntimeError, match="expected an install"):
-        compat.uninstall()
+    compat.uninstall()  # once more changes nothing
+    assert state() == before
 
 
 def test_the_predecessor_itself_is_not_replaced_unless_told(
@@ -89,8 +89,9 @@ def test_frozen_modules_of_optimized_models_are_optimized(installed: None) -> No
             oxytorch.explain(each)
 
 
-def test_tracing_a_model_of_integers_says_what_to_do(installed: None) -> None:
-    quantization = importlib.import_module(f"{OLD}.quantization")
+def test_tracing_a_model_of_integers_says_what_to_do() -> None:
+    from oxytorch.compat.ipex import quantization
+
     x = torch.randn(16, 64)
     prepared = quantization.prepare(
         torch.nn.Linear(64, 64).eval(), quantization.default_static_qconfig_mapping, x
@@ -99,4 +100,5 @@ def test_tracing_a_model_of_integers_says_what_to_do(installed: None) -> None:
         prepared(x)
         converted = quantization.convert(prepared)
         with pytest.warns(UserWarning, match="oxytorch.save"):
-            torch.jit.trace(converted, x, check_trace=False)
+            traced = torch.jit.trace(converted, x, check_trace=False)
+        torch.testing.assert_close(traced(x), prepared(x))

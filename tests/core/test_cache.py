@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oxytorch import config
-from oxytorch.core import cache
+from oxytorch.core import cache, whole_file
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -48,7 +48,7 @@ def test_cache_that_cannot_be_written_is_told_and_costs_no_answer(monkeypatch, c
     def full(*arguments, **keywords):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.tempfile, "mkstemp", full)
+    monkeypatch.setattr(cache.Path, "write_bytes", full)
     assert not cache.write("gpu", "key", b"code")
     assert "No space left" in caplog.text
     assert cache.read("gpu", "key") is None
@@ -58,7 +58,7 @@ def test_disk_that_fills_while_writing_leaves_no_file(monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.os, "replace", full)
+    monkeypatch.setattr(whole_file.os, "replace", full)
     assert not cache.write("gpu", "key", b"code")
     assert list(cache.folder("gpu").iterdir()) == []
 

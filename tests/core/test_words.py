@@ -17,13 +17,14 @@ import pytest
 import torch
 from torch import nn
 
+from marks import NEEDS_LIBRARY
 from oxytorch import _library
 from oxytorch.core import sources
 from oxytorch.core.sources import MISSING, Places
 from oxytorch.core.words import Offsets, has_no_attributes, offsets
 from oxytorch.program.reachable import _table_of
 
-pytestmark = pytest.mark.skipif(not _library.loaded, reason="the library is missing")
+pytestmark = NEEDS_LIBRARY
 
 
 @contextmanager
@@ -220,7 +221,7 @@ def test_changes_at_random_are_seen_as_a_full_comparison_sees_them(
             expected = in_python.are_current()
             assert compared.are_current() is expected
             assert by_words.are_current() is expected
-            assert by_words.are_current() is expected  # also of words that were noted anew
+            assert by_words.are_current() is expected  # also of words that were noted again
 
 
 def test_words_are_found() -> None:

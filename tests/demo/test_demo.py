@@ -121,7 +121,7 @@ def test_demo_on_own_text_finds_it_and_succeeds(texts, no_memory_processes, caps
         assert variant.name in shown
     found = shown[shown.index("how are share prices doing?") :].splitlines()
     assert "Stocks fell sharply on Monday." in found[1]
-    assert "Optimized fp32 gives the same answers as stock" in shown
+    assert "Optimized fp32 gives the same outputs as stock" in shown
 
 
 @needs_model
@@ -143,7 +143,7 @@ def test_demo_fails_when_the_optimized_model_answers_differently(
 
     monkeypatch.setattr(variants.Variant, "build", wrong)
     assert main(["demo", "--text", str(texts), "--seconds", "0"]) == 1
-    assert "NOT the same answers" in capsys.readouterr().out
+    assert "NOT the same outputs" in capsys.readouterr().out
 
 
 @needs_model

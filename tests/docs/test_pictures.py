@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 import oxytorch
+from oxytorch.__main__ import COMMANDS
 from scripts import module_of
 from test_import import LAYERS
 
@@ -36,8 +37,11 @@ def test_bands_of_the_picture_are_the_layers_of_imports() -> None:
     package = Path(oxytorch.__file__).parent
     folders = {path.parent.name for path in package.glob("*/*.py")}
     place = {name: index for index, layer in enumerate(LAYERS) for name in layer}
-    commands = place["info"]
-    bands = [{name.split("/")[0] for name, _ in band} for _, band in TOOL.BANDS[1:]]
-    assert set().union(*bands) == {name for name in folders & set(place) if place[name] < commands}
+    top = place["info"]
+    commands, around, *bands = ({name.split("/")[0] for name, _ in band} for _, band in TOOL.BANDS)
+    assert commands == {command.name for command in COMMANDS}
+    only_commands = {"benchmark", "demo", "llm_command"}
+    assert around == {name for name in folders & set(place) if place[name] >= top} - only_commands
+    assert set().union(*bands) == {name for name in folders & set(place) if place[name] < top}
     for upper, lower in itertools.pairwise(bands):
         assert max(place[name] for name in lower) < min(place[name] for name in upper)

@@ -188,7 +188,7 @@ def test_two_builds_at_once_lose_nothing(tmp_path):
         found = images.Collection(folder, device)
         assert [len(found.read(image)) > 500 for image in found] == [True, True]
         assert len(list(folder.glob(f"{device}-*.pack"))) == 1
-    assert not list(folder.glob(".new-*"))
+    assert not list(folder.glob(".*.pack.*")) + list(folder.glob(".*.json.*"))
 
 
 @needs_triton

@@ -454,7 +454,7 @@ def test_a_call_that_only_passes_on_keeps_the_region_of_its_caller() -> None:
             return self.norm(x + self.block(x))  # type: ignore[no-any-return]
 
     ours = check(Caller)
-    assert "" in {e.module for e in oxytorch.explain(ours).done if "layer_norm" in e.detail}
+    assert "" in {e.module for e in oxytorch.explain(ours).applied if "layer_norm" in e.detail}
 
 
 def planar() -> tuple[Any, ...]:

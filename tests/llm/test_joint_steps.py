@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from language_models import FAMILIES, VOCABULARY, build
@@ -9,36 +11,36 @@ from torch import Tensor
 
 import oxytorch
 from oxytorch import llm
-from oxytorch.llm.cache import KVCache
-from oxytorch.llm.joint_steps import can_join, exact_rows, joint_step
+from oxytorch.llm.joint_steps import can_join, exact_rows, joint_step, most_alike_rows
 from oxytorch.llm.record import FusedModel, fused_model
 
 LENGTHS = (3, 17, 1, 30, 8, 64, 9, 25)
+LEVELS = [each.name for each in oxytorch.isa.levels() if each.supported and each.name != "generic"]
 
 
-def fused(family: str, dtype: torch.dtype, **options: str | int) -> FusedModel:
+def fused(family: str, dtype: torch.dtype, **options: str | int | None) -> FusedModel:
     found = fused_model(llm.optimize(build(family), dtype=dtype, **options))
     assert found is not None
     return found
 
 
-def both(model: FusedModel) -> tuple[Tensor, Tensor]:
+def both(model: FusedModel, lengths: Sequence[int] = LENGTHS) -> tuple[Tensor, Tensor]:
     """Logits of two joint steps, and of the same steps one by one."""
     torch.manual_seed(3)
-    tokens = torch.randint(1, VOCABULARY, (len(LENGTHS), 70))
-    joint: list[KVCache] = []
-    single: list[KVCache] = []
-    for caches in (joint, single):
-        for row, length in enumerate(LENGTHS):
-            caches.append(model.cache(1, 80))
-            model.step(tokens[row : row + 1, :length], caches[-1])
+    tokens = torch.randint(1, VOCABULARY, (len(lengths), 70))
+    joint = model.slots(len(lengths) + 2, 80)
+    rows = torch.randperm(len(lengths) + 2)[: len(lengths)].tolist()
+    single = [model.cache(1, 80) for _ in lengths]
+    for row, length in enumerate(lengths):
+        for cache in (joint.slots[rows[row]], single[row]):
+            model.step(tokens[row : row + 1, :length], cache)
     found, wanted = [], []
     for step in (68, 69):
         column = tokens[:, step : step + 1]
-        found.append(joint_step(model, column, joint))
-        rows = [model.step(column[row : row + 1], cache) for row, cache in enumerate(single)]
-        wanted.append(torch.cat(rows))
-    assert [cache.length for cache in joint] == [length + 2 for length in LENGTHS]
+        found.append(joint_step(model, column, joint, rows))
+        each = [model.step(column[row : row + 1], cache) for row, cache in enumerate(single)]
+        wanted.append(torch.cat(each))
+    assert [joint.slots[row].length for row in rows] == [length + 2 for length in lengths]
     return torch.cat(found), torch.cat(wanted)
 
 
@@ -63,6 +65,29 @@ def test_eight_rows_in_bfloat16_are_rounded_as_one(weights: str | None, kv_cache
     options = {"weights": weights, "kv_cache": kv_cache, "group_size": 32}
     found, wanted = both(fused("llama", torch.bfloat16, **options))
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("weights", "group_size"), [("int8", None), ("int4", 32), ("int4", 64), ("int4", None)]
+)
+@torch.inference_mode()
+def test_any_number_of_rows_rounds_as_one_with_activations_of_8_bits(
+    weights: str, group_size: int | None, level: str
+) -> None:
+    with oxytorch.isa.use(level):
+        options = {"weights": weights, "group_size": group_size, "activation_dtype": "int8"}
+        model = fused("llama", torch.bfloat16, **options)
+        assert most_alike_rows(model) > 1000
+        found, wanted = both(model, LENGTHS * 5)
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("options", [{}, {"weights": "int4"}, {"weights": "int4", "head": "bf16"}])
+def test_other_products_round_few_rows_alike(options: dict[str, str]) -> None:
+    if "head" in options:
+        options = {**options, "activation_dtype": "int8"}
+    assert most_alike_rows(fused("llama", torch.bfloat16, group_size=32, **options)) == 8
 
 
 @pytest.mark.parametrize("weights", [None, "int8"])

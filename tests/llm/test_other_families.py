@@ -50,8 +50,8 @@ def test_every_family_is_taken_and_means_the_same(family: str) -> None:
     ids = given["input_ids"]
     fast = llm.optimize(model, dtype=torch.float32)
     report = oxytorch.explain(fast)
-    assert report.layers == report.fused + len(report.left)
-    assert all(entry.detail.partition(": ")[2] for entry in report.left)  # each has its reason
+    assert report.layers == report.fused + len(report.skipped)
+    assert all(entry.detail.partition(": ")[2] for entry in report.skipped)  # each has its reason
     with torch.no_grad():
         assert distance(fast(ids).logits, model(ids).logits) < 1e-5
     single = {name: value[:1] for name, value in given.items()}
@@ -115,7 +115,7 @@ def test_what_reads_later_tokens_is_refused() -> None:
         d_model=64, n_layer=2, n_head=4, d_inner=128, vocab_size=VOCABULARY
     )
     model = transformers.XLNetLMHeadModel(config).eval()
-    with pytest.raises(TypeError, match="reads those behind them too; use its own generate"):
+    with pytest.raises(TypeError, match="reads later ones too; use its own generate"):
         llm.generate(model, torch.full((1, 4), 6), max_new_tokens=1)
 
 
@@ -244,7 +244,7 @@ def test_a_gated_activation_that_no_product_applies_is_left_and_named(activation
     stock = type(model)(config).eval()
     ids = prompt(2, 17)["input_ids"]
     fast = llm.optimize(stock, dtype=torch.float32)
-    reasons = [entry.detail for entry in oxytorch.explain(fast).left]
+    reasons = [entry.detail for entry in oxytorch.explain(fast).skipped]
     assert any("act_fn is none of silu, gelu, gelu_tanh" in reason for reason in reasons)
     with torch.no_grad():
         assert distance(fast(ids).logits, stock(ids).logits) < 1e-5

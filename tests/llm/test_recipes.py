@@ -25,7 +25,7 @@ def test_answers_in_float32_are_the_models_own(family: str) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     fast = llm.optimize(model, dtype=torch.float32)
     report = oxytorch.explain(fast)
-    assert (report.fused, report.whole, report.left) == (report.layers, True, []), str(report)
+    assert (report.fused, report.whole, report.skipped) == (report.layers, True, []), str(report)
     given = prompt()
     assert distance(logits(fast, given), logits(model, given)) < 1e-5
     assert torch.equal(tokens(fast, given), tokens(model, given))
@@ -53,6 +53,7 @@ def test_packed_weights_err_as_bfloat16_does(family: str) -> None:
         ("int8", None, None, 0.04),
         ("int8", None, "int8", 0.08),
         ("int4", 32, None, 0.4),
+        ("int4", 32, "int8", 0.4),
         ("nf4", 32, None, 0.4),
         ("fp8", None, None, 0.15),
         (Float8Weight(block_size=(32, 32)), None, None, 0.15),
@@ -73,6 +74,8 @@ def test_quantized_weights_stay_near(
     )
     report = oxytorch.explain(fast)
     assert report.fused == report.layers == 2
+    # Rounding decides between experts whose scores are nearly alike.
+    assert report.whole or family == "mixtral", str(report)
     assert report.bytes_after < 0.8 * report.bytes_before
     assert usual_distance(logits(fast, given), logits(model, given)) < allowed
 
@@ -91,11 +94,11 @@ def test_layers_that_differ_are_left_and_reported(family: str) -> None:
     fast = llm.optimize(model, dtype=torch.float32)
     report = oxytorch.explain(fast)
     assert report.fused == 0 and not report.whole
-    assert len(report.left) == 2 and "left alone" in str(report)
+    assert len(report.skipped) == 2 and "left alone" in str(report)
     given = prompt()
     assert torch.equal(tokens(fast, given), tokens(model, given))
     packed = llm.optimize(model, weights="int8")
-    assert "Linear packed" in {entry.detail for entry in oxytorch.explain(packed).done}
+    assert "Linear packed" in {entry.detail for entry in oxytorch.explain(packed).applied}
     assert distance(logits(packed, given), logits(model, given)) < 0.05
 
 
@@ -106,7 +109,7 @@ def test_parts_of_a_layer_that_is_left_are_improved() -> None:
     given = prompt()
     fast = llm.optimize(model, weights="int8")
     report = oxytorch.explain(fast)
-    done = {entry.detail for entry in report.done}
+    done = {entry.detail for entry in report.applied}
     assert report.fused == 0 and len(report.differing) == 2
     assert done >= {"gated MLP as two products", "Linear packed", "LlamaRMSNorm in our kernel"}
     assert distance(logits(fast, given), logits(model, given)) < 0.05

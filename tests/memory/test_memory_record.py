@@ -86,9 +86,16 @@ def test_limit_of_the_process_is_noted(monkeypatch, tmp_path: Path) -> None:
 
 def test_trace_is_written_also_where_the_block_raises(monkeypatch, tmp_path: Path) -> None:
     device = Device(monkeypatch)
-    with pytest.raises(torch.OutOfMemoryError), record(tmp_path / "run.trace", stacks=False):
+    with (
+        pytest.raises(torch.OutOfMemoryError, match="no more") as ended,
+        record(tmp_path / "run.trace", stacks=False),
+    ):
         device.run()
         raise torch.OutOfMemoryError("no more")
+    lines = str(ended.value).splitlines()
+    assert lines[1] == "Most is held by"
+    assert "allocations: " in lines[2]
+    assert lines[-1].endswith(f"oxytorch memory advise {tmp_path / 'run.trace'}")
     assert len(traces.load(tmp_path / "run.trace")) == len(device.trace)
     assert not device.is_enabled
     assert device.settings["context"] is None
@@ -140,5 +147,5 @@ def test_record_refuses_what_it_cannot_do(monkeypatch, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a CUDA device, got cpu"):
         record(tmp_path / "a", device="cpu").__enter__()
     device.is_enabled = True
-    with pytest.raises(RuntimeError, match="somebody records"), record(tmp_path / "a"):
+    with pytest.raises(RuntimeError, match="is being recorded already"), record(tmp_path / "a"):
         pass

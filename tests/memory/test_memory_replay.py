@@ -94,7 +94,7 @@ def test_emptied_cache_is_given_back_by_every_policy() -> None:
     trace.event(Kind.RELEASE, -1)
     trace.alloc(512)
     for result in replay(trace, ["native-policy", "expandable", "oxytorch"]):
-        assert result.timeline[-1].reserved <= 2 << 20
+        assert result.timeline[-1].reserved <= 4 << 20
         assert result.peak_reserved >= GiB
 
 

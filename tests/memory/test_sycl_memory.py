@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from oxytorch.memory import _core
+import oxytorch
+from oxytorch.memory import _core, _sources, torch_allocator
 
 dpctl = pytest.importorskip("dpctl", reason="dpctl is not installed")
 memory = pytest.importorskip("dpctl.memory")
@@ -46,6 +49,95 @@ def test_sycl_memory_is_cached_and_comes_back(sycl_driver: Any) -> None:
     with pytest.raises(_core.MemoryLibraryError, match="cannot map"):
         _core.Allocator(table, "mapped")
     allocator.close()
+
+
+class _Torch:
+    """What `use("xpu")` calls of a torch that has XPU, on SYCL's CPU device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, queue: Any) -> None:
+        self.calls: list[str] = []
+        self.queue = queue
+        for name, value in {
+            "_is_compiled": lambda: True,
+            "is_initialized": lambda: "init" in self.calls,
+            "init": lambda: self.calls.append("init"),
+            "device_count": lambda: 1,
+            "current_stream": lambda device: SimpleNamespace(sycl_queue=queue.addressof_ref()),
+            "Stream": lambda **given: SimpleNamespace(sycl_queue=given["stream_id"]),
+        }.items():
+            monkeypatch.setattr(torch.xpu, name, value)
+        monkeypatch.setattr(torch.xpu.memory, "XPUPluggableAllocator", self.pluggable)
+        monkeypatch.setattr(torch.xpu.memory, "change_current_allocator", self.change)
+        monkeypatch.setattr(torch_allocator, "_installed", {})
+        monkeypatch.setattr(torch.library, "Library", lambda *names: self)
+        _sources.xpu.cache_clear()
+
+    def pluggable(self, path: str, allocate: str, free: str) -> Any:
+        library = ctypes.CDLL(path)
+        self.allocate, self.free = getattr(library, allocate), getattr(library, free)
+        self.allocate.restype = ctypes.c_void_p
+        return SimpleNamespace(allocator=lambda: SimpleNamespace())
+
+    def change(self, allocator: Any) -> None:
+        assert "init" not in self.calls
+        self.calls.append("change")
+
+    def impl(self, name: str, function: Any, key: str) -> None:
+        assert (name, key) == ("record_stream", "XPU")
+        self.record_stream = function
+
+    def malloc(self, size: int) -> int:
+        queue = ctypes.c_void_p(self.queue.addressof_ref())
+        return int(self.allocate(ctypes.c_ssize_t(size), 0, queue))
+
+
+def test_use_xpu_serves_torchs_calls_from_sycl_memory(
+    sycl_driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = sycl_driver.own
+    there = _Torch(monkeypatch, queue)
+    oxytorch.memory.use("xpu")
+    oxytorch.memory.use("xpu")
+    assert there.calls == ["change", "init"]
+    block = there.malloc(3 * MiB)
+    host = bytes(range(256)) * (3 * MiB // 256)
+    span = memory.as_usm_memory(_Span(block, 3 * MiB, queue))
+    span.copy_from_host(host)
+    back = bytearray(3 * MiB)
+    span.copy_to_host(back)
+    assert bytes(back) == host
+    assert oxytorch.memory.memory_allocated("xpu:0") == 3 * MiB
+    assert oxytorch.memory.mem_get_info("xpu:0")[1] > 0
+    assert "policy native" in oxytorch.memory.memory_summary("xpu:0")
+    assert oxytorch.memory.memory_snapshot("xpu:0")[0]["total_size"] == 20 * MiB
+    other = dpctl.SyclQueue(queue.sycl_context, queue.sycl_device)
+    storage = SimpleNamespace(data_ptr=lambda: block)
+    tensor = SimpleNamespace(untyped_storage=lambda: storage)
+    stream = SimpleNamespace(stream_id=other.addressof_ref(), device_index=0, device_type=12)
+    there.record_stream(tensor, stream)
+    there.free(ctypes.c_void_p(block), ctypes.c_ssize_t(3 * MiB), 0, None)
+    other.wait()
+    assert there.malloc(3 * MiB) == block
+    there.free(ctypes.c_void_p(block), ctypes.c_ssize_t(3 * MiB), 0, None)
+    oxytorch.memory.set_per_process_memory_fraction(0.5, "xpu:0")
+    oxytorch.memory.empty_cache("xpu:0")
+    assert oxytorch.memory.memory_reserved("xpu:0") == 0
+    assert oxytorch.memory.max_memory_reserved("xpu:0") == 20 * MiB
+    oxytorch.memory.reset_peak_memory_stats("xpu:0")
+    assert oxytorch.memory.max_memory_allocated("xpu:0") == 0
+    with pytest.raises(RuntimeError, match="native=True"):
+        oxytorch.memory.memory_stats("xpu:0", native=True)
+    _core.library().oxytorch_memory_install(None, 0)
+    _sources.xpu.cache_clear()
+
+
+def test_use_xpu_names_a_policy_that_needs_mapping(
+    sycl_driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _Torch(monkeypatch, sycl_driver.own)
+    with pytest.raises(oxytorch.memory.MemoryLibraryError, match="cannot map memory"):
+        oxytorch.memory.use("xpu", policy="mapped")
+    _sources.xpu.cache_clear()
 
 
 class _Span:

@@ -111,15 +111,13 @@ def test_statistics_need_use() -> None:
 
 
 def test_use_names_what_it_takes() -> None:
-    with pytest.raises(ValueError, match="expected 'cuda' or 'cpu', got 'mps'"):
+    with pytest.raises(ValueError, match="expected 'cuda', 'xpu' or 'cpu', got 'mps'"):
         memory.use("mps")
-    with pytest.raises(NotImplementedError, match="xpu"):
-        memory.use("xpu")
     with pytest.raises(ValueError, match="'expandable' or 'native' on the CPU"):
         memory.use("cpu", policy="mapped")
     with pytest.raises(ValueError, match="restore: expected device 'cpu'"):
         memory.restore("cuda")
-    with pytest.raises(ValueError, match="pool: expected device 'cuda'"), memory.pool("cpu"):
+    with pytest.raises(ValueError, match="pool: expected device 'cuda' or"), memory.pool("cpu"):
         pass
 
 
@@ -127,6 +125,16 @@ def test_use_names_what_it_takes() -> None:
 def test_use_of_cuda_says_that_torch_has_none() -> None:
     with pytest.raises(RuntimeError, match="built without CUDA"):
         memory.use("cuda")
+
+
+@pytest.mark.skipif(torch.xpu._is_compiled(), reason="this torch has XPU")
+def test_use_of_xpu_says_what_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="is built without XPU"):
+        memory.use("xpu")
+    monkeypatch.setattr(torch.xpu, "_is_compiled", lambda: True)
+    monkeypatch.delattr(torch.xpu.memory, "XPUPluggableAllocator", raising=False)
+    with pytest.raises(RuntimeError, match="takes no allocator of others for XPU"):
+        memory.use("xpu")
 
 
 def test_calls_with_wrong_pointers_and_sizes_are_errors() -> None:
@@ -176,6 +184,65 @@ def test_large_block_is_put_together_of_free_pages() -> None:
     assert fake.counts()["held_bytes"] == 0
     assert fake.mistake() == ""
     fake.end()
+
+
+def test_devices_are_apart_and_streams_of_one_number_are_not_one() -> None:
+    fake = _core.Fake(64 * MiB, devices=2, event_delay=-1)
+    allocator = _core.Allocator(fake.table, "mapped")
+    first, second = (allocator.allocate(device, 40 * MiB, 8) for device in (0, 1))
+    assert [allocator.statistics(d)["allocated_bytes.all.current"] for d in (0, 1)] == [
+        40 * MiB
+    ] * 2
+    allocator.set_limit(1, 48 * MiB)
+    with pytest.raises(memory.OutOfMemoryError, match="on device 1"):
+        allocator.allocate(1, 20 * MiB, 8)
+    assert allocator.allocate(0, 20 * MiB, 8)
+    allocator.record_stream(second, 16)
+    allocator.free(second)
+    assert allocator.statistics(1)["active_bytes.all.current"] == 40 * MiB
+    assert allocator.statistics(0)["allocated_bytes.all.current"] == 60 * MiB
+    assert allocator.find(first + 5) == (first, 40 * MiB)
+    assert {segment["device"] for segment in allocator.snapshot(1)} == {1}
+    allocator.empty_cache(1)
+    assert allocator.statistics(1)["reserved_bytes.all.current"] == 0
+    allocator.close()
+    assert fake.mistake() == ""
+    fake.end()
+
+
+def test_large_block_costs_one_page_for_each_4_mib() -> None:
+    fake = _core.Fake(1 << 30)
+    allocator = _core.Allocator(fake.table, "mapped")
+    allocator.allocate(0, 512 * MiB)
+    counts = fake.counts()
+    assert (counts["create"], counts["map"], counts["grant"]) == (128, 128, 1)
+    allocator.close()
+    fake.end()
+
+
+def test_a_device_is_not_used_after_fork() -> None:
+    out = run("""
+        import os
+        from oxytorch.memory import MemoryLibraryError, _core
+        fake = _core.Fake(64 << 20)
+        allocator = _core.Allocator(fake.table, "mapped")
+        block = allocator.allocate(0, 1000)
+        child = os.fork()
+        if not child:
+            try:
+                allocator.allocate(0, 1000)
+            except MemoryLibraryError as error:
+                allocator.free(block)
+                os._exit(0 if "start processes with spawn" in str(error) else 2)
+            os._exit(1)
+        print(os.waitpid(child, 0)[1], allocator.statistics(0)["allocation.all.current"])
+    """)
+    assert out == "0 1\n"
+
+
+def test_machine_has_memory_without_use() -> None:
+    free, total = memory.mem_get_info("cpu")
+    assert 0 < free < total
 
 
 def test_private_pool_keeps_its_memory_until_release() -> None:

@@ -23,12 +23,11 @@ from harness import (
 )
 from torch.library import opcheck
 
-from oxytorch import _library, isa, ops, testing
+from marks import NEEDS_LIBRARY
+from oxytorch import isa, ops, testing
 from oxytorch.ops import Op
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 REGISTRY = ops.registry()
 ONEDNN = ops.registry("onednn")

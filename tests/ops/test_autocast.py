@@ -9,14 +9,13 @@ import torch
 from harness import arguments, results_of, samples_of
 from torch import Tensor
 
-from oxytorch import _library, ops
+from marks import NEEDS_LIBRARY
+from oxytorch import ops
 from oxytorch.ops import Op
 from oxytorch.ops.linear_panels import linear
 from oxytorch.ops.panels import PanelWeight
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 OPS = [pytest.param(op, id=name) for name, op in ops.registry().items()]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

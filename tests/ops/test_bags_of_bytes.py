@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from oxytorch import _library, ops
+from marks import NEEDS_LIBRARY
+from oxytorch import ops
 from oxytorch.ops.quantized_embedding_bag import pack_rows, unpack_rows
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 
 def hostile_rows() -> torch.Tensor:

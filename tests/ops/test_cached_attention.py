@@ -14,13 +14,12 @@ from harness import LEVELS
 from torch import Tensor
 from torch.library import opcheck
 
-from oxytorch import _library, isa, testing
+from marks import NEEDS_LIBRARY
+from oxytorch import isa, testing
 from oxytorch.ops import cached_attention, registry
 from oxytorch.ops.cached_attention.reference import attended, prepared, read
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 FP32, BF16, FP16, INT8 = torch.float32, torch.bfloat16, torch.float16, torch.int8
 
@@ -252,6 +251,57 @@ def test_start_in_part_as_a_tensor_is_the_same_call(shape: tuple[int, ...]) -> N
     assert torch.equal(args[3].nan_to_num(), other[3].nan_to_num())
 
 
+OWN_STARTS = (3, 700, 0, 255, 256, 64)
+OWN_ROWS = (5, 0, 3, 7, 1, 4)
+
+
+def _own_lengths(length: int, cache: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A call for sequences of their own lengths, in some rows of a cache that has more."""
+    case = Case(heads=(8, 2), length=length, start=705, batch=8, rotary=32, norm=True, cache=cache)
+    args, named = call_of(case)
+    for cached in (*args[3:5], named.get("key_scales"), named.get("value_scales")):
+        for row, start in zip(OWN_ROWS, OWN_STARTS, strict=True):
+            if cached is not None and cached.dtype != INT8:
+                cached[row, :, start:] = float("nan")
+    new = [rows[: len(OWN_ROWS)] for rows in args[:3]]
+    angles = {name: named[name][: len(OWN_ROWS)] for name in ("cos", "sin")}
+    return (*new, *args[3:5]), {**named, **angles, **options}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("options", [{}, {"window": 100}, {"sinks": torch.randn(8)}], ids=str)
+@pytest.mark.parametrize("length", [1, 3, 70])
+@pytest.mark.parametrize("cache", [BF16, INT8])
+def test_sequences_of_their_own_lengths_are_those_one_by_one(
+    cache: torch.dtype, length: int, options: dict[str, Any], level: str
+) -> None:
+    args, named = _own_lengths(length, cache, **options)
+    own, own_named = copied(args, named)
+    starts, rows = torch.tensor(OWN_STARTS), torch.tensor(OWN_ROWS)
+    named = {**named, "start_tensor": starts, "cache_rows": rows}
+    together = at_level(level, (*args, 0), named)
+    for b, (start, row) in enumerate(zip(OWN_STARTS, OWN_ROWS, strict=True)):
+        alone = {**own_named, **{name: own_named[name][b : b + 1] for name in ("cos", "sin")}}
+        for name in ("key_scales", "value_scales"):
+            if name in alone:
+                alone[name] = alone[name][row : row + 1]
+        parts = [new[b : b + 1] for new in own[:3]] + [c[row : row + 1] for c in own[3:5]]
+        assert torch.equal(at_level(level, (*parts, start), alone)[0], together[b])
+    scales = [name for name in ("key_scales", "value_scales") if name in named]
+    for ours, theirs in zip(
+        (*args[3:5], *(named[name] for name in scales)),
+        (*own[3:5], *(own_named[name] for name in scales)),
+        strict=True,
+    ):
+        assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+
+
+def test_opcheck_accepts_sequences_of_their_own_lengths() -> None:
+    args, named = _own_lengths(1, BF16)
+    named |= {"start_tensor": torch.tensor(OWN_STARTS), "cache_rows": torch.tensor(OWN_ROWS)}
+    opcheck(torch.ops.oxytorch.cached_attention.default, _positional((*args, 0), named))
+
+
 def test_float64_runs_the_reference() -> None:
     args, named = call_of(Case(dtype=FP32, cache=FP32, start=20))
     wide = tuple(testing.widen(item) for item in args)
@@ -321,9 +371,29 @@ ERRORS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {},
     ),
     (
-        "expected start as a number or an int64 tensor of one element, got float32 of shape [2]",
+        "expected start_tensor of one int64, or of shape [2], got float32 of shape [2]",
         {},
         {"start_tensor": torch.ones(2)},
+    ),
+    (
+        "expected start_tensor of one int64, or of shape [2], got int64 of shape [3]",
+        {},
+        {"start_tensor": torch.ones(3, dtype=torch.int64)},
+    ),
+    (
+        "expected cache_rows with different rows of the cache, 0 to 1, got 1 twice",
+        {},
+        {"cache_rows": torch.ones(2, dtype=torch.int64)},
+    ),
+    (
+        "expected cache_rows with different rows of the cache, 0 to 1, got 2",
+        {},
+        {"cache_rows": torch.tensor([0, 2])},
+    ),
+    (
+        "expected cache_rows of int64 and of shape [2], got int32 of shape [2]",
+        {},
+        {"cache_rows": torch.tensor([0, 1], dtype=torch.int32)},
     ),
     ("expected query of shape [batch, heads, length, head_dim]", {"query": torch.ones(2, 3)}, {}),
     (

@@ -9,15 +9,14 @@ import torch
 from harness import LEVELS
 from torch import Tensor
 
-from oxytorch import _library, isa, testing
+from marks import NEEDS_LIBRARY
+from oxytorch import isa, testing
 from oxytorch.ops.convolution_panels import convolution_panels, matrix_of
 from oxytorch.ops.depthwise_convolution import depthwise_convolution
 from oxytorch.ops.panels import layout
 from oxytorch.ops.panels.formats import PLAIN_NAMES
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 # x, out_channels, kernel, stride, padding, dilation, groups
 CALLS: tuple[tuple[tuple[int, ...], int, Any, Any, Any, Any, int], ...] = (
@@ -121,10 +120,7 @@ def test_convolutions_agree_with_torch_at_every_level(call: Any, dtype: str) -> 
         testing.assert_close(result, exact, plain, f"{NAMES[id(call)]} at {level}")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("call", DEPTHWISE, ids=lambda call: NAMES[id(call)])
-def test_convolutions_of_channels_agree_with_torch_at_every_level(call: Any, dtype: str) -> None:
-    x, weight, bias = _depthwise_numbers(call, DTYPES[dtype])
+def _agree_at_every_level(call: Any, x: Tensor, weight: Tensor, bias: Tensor) -> None:
     kernels = weight.movedim(-1, 0).unsqueeze(1)
     rest = *call[2:], x.shape[1]
     exact = _plain(x.double(), kernels.double(), bias.double(), *rest)
@@ -133,20 +129,20 @@ def test_convolutions_of_channels_agree_with_torch_at_every_level(call: Any, dty
         with testing.settings(split=True), isa.use(level):
             result = _depthwise(call, x, weight, bias)
         testing.assert_close(result, exact, plain, f"{NAMES[id(call)]} at {level}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("call", DEPTHWISE, ids=lambda call: NAMES[id(call)])
+def test_convolutions_of_channels_agree_with_torch_at_every_level(call: Any, dtype: str) -> None:
+    x, weight, bias = _depthwise_numbers(call, DTYPES[dtype])
+    _agree_at_every_level(call, x, weight, bias)
 
 
 @pytest.mark.parametrize("call", DEPTHWISE, ids=lambda call: NAMES[id(call)])
 def test_convolutions_of_channels_by_weights_of_bfloat16_agree_with_torch(call: Any) -> None:
     x, weight, bias = _depthwise_numbers(call, torch.bfloat16)
     weight = weight.bfloat16().float()
-    kernels = weight.movedim(-1, 0).unsqueeze(1)
-    rest = *call[2:], x.shape[1]
-    exact = _plain(x.double(), kernels.double(), bias.double(), *rest)
-    plain = _plain(x.float(), kernels, bias, *rest).to(x.dtype)
-    for level in LEVELS:
-        with testing.settings(split=True), isa.use(level):
-            result = _depthwise(call, x, weight, bias)
-        testing.assert_close(result, exact, plain, f"{NAMES[id(call)]} at {level}")
+    _agree_at_every_level(call, x, weight, bias)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -10,11 +10,10 @@ import pytest
 import torch
 from harness import CONVOLUTION
 
-from oxytorch import _library, ops
+from marks import NEEDS_LIBRARY
+from oxytorch import ops
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -9,16 +9,15 @@ import torch
 from harness import DTYPES, LEVELS
 from torch import Tensor
 
-from oxytorch import _library, isa
+from marks import NEEDS_LIBRARY
+from oxytorch import isa
 from oxytorch.ops.linear_panels import linear
 from oxytorch.ops.panels import PanelWeight
 
 CODES = torch.arange(256, dtype=torch.uint8)
 VALUES = CODES.view(torch.float8_e4m3fn).float()
 
-needs_library = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+needs_library = NEEDS_LIBRARY
 
 
 def _same(found: Tensor, wanted: Tensor) -> bool:

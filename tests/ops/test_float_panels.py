@@ -8,14 +8,13 @@ import pytest
 import torch
 from harness import LEVELS, arguments, call
 
+from marks import NEEDS_LIBRARY
 from oxytorch import _library, ops, testing
 from oxytorch.ops import Sample
 from oxytorch.ops.linear_panels import linear
 from oxytorch.ops.panels import PanelWeight
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 WIDTHS = (1, 13, 95, 96, 97, 200, 255, 256, 257, 700)
 OUTPUTS = (1, 15, 16, 17, 65, 130, 260)

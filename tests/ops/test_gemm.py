@@ -9,7 +9,8 @@ import torch
 from harness import LEVELS, arguments, call
 from torch import Tensor
 
-from oxytorch import _library, isa, ops, testing
+from marks import NEEDS_LIBRARY
+from oxytorch import isa, ops, testing
 from oxytorch.ops import Op, Sample
 from oxytorch.ops.linear_panels import linear
 from oxytorch.ops.moe import Experts, routed_mlp
@@ -17,9 +18,7 @@ from oxytorch.ops.panels import PanelWeight
 from oxytorch.ops.panels.formats import FORMATS
 from oxytorch.ops.quantize_weight import quantize_weight
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 # rows, in_features, out_features, format, group_size, symmetric, epilogue, activation
 CALLS: tuple[tuple[int, int, int, str, int | None, bool, str, str | None], ...] = (

@@ -6,16 +6,15 @@ import pytest
 import torch
 from harness import DTYPES, LEVELS, arguments, call
 
-from oxytorch import _library, isa, ops, testing
+from marks import NEEDS_LIBRARY
+from oxytorch import isa, ops, testing
 from oxytorch.ops import Op, Sample
 from oxytorch.ops.linear_panels import linear
 from oxytorch.ops.panels import PanelWeight
 from oxytorch.ops.panels.formats import CODES, FORMATS
 from oxytorch.ops.quantize_weight import quantize_weight
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 
 def weight_of(

@@ -9,13 +9,12 @@ import pytest
 import torch
 from harness import CONVOLUTION
 
-from oxytorch import _library, ops
+from marks import NEEDS_LIBRARY
+from oxytorch import ops
 from oxytorch.ops._quantized import pack_weight, random_bytes
 from oxytorch.ops.quantized_convolution import pack_convolution
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 X = random_bytes(2, 64, dtype=torch.uint8)
 PANELS, SUMS = pack_weight(random_bytes(16, 64, dtype=torch.int8))

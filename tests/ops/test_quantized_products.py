@@ -6,14 +6,13 @@ import pytest
 import torch
 from harness import LEVELS
 
-from oxytorch import _library, isa, ops, testing
+from marks import NEEDS_LIBRARY
+from oxytorch import isa, ops, testing
 from oxytorch.ops._quantized import pack_weight, padded, random_bytes
 from oxytorch.ops.panels.epilogues import ACTIVATIONS, ADDED, is_gated
 from oxytorch.ops.quantized_convolution import pack_convolution
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 BYTES = {"int8": torch.int8, "uint8": torch.uint8}
 

@@ -10,12 +10,11 @@ import torch
 from harness import LEVELS
 from torch import Tensor, nn
 
-from oxytorch import _library, isa, ops, testing
+from marks import NEEDS_LIBRARY
+from oxytorch import isa, ops, testing
 from oxytorch.ops import recurrent
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 FUNCTIONS = {"lstm": ops.quantized_lstm, "gru": ops.quantized_gru}
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU}

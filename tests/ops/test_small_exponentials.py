@@ -13,11 +13,10 @@ from harness import LEVELS
 from torch import Tensor
 from torch.nn import functional as F
 
-from oxytorch import _library, isa, ops
+from marks import NEEDS_LIBRARY
+from oxytorch import isa, ops
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 TINY = torch.finfo(torch.float32).tiny
 FAR = torch.arange(-103.9, -87.05, 0.05)

@@ -53,7 +53,7 @@ ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _is_done(model: nn.Module) -> bool:
-    return any(e.pass_name == "channels_last" for e in oxytorch.explain(model).done)
+    return any(e.pass_name == "channels_last" for e in oxytorch.explain(model).applied)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_folded_or_computed_in_one_sweep(
     stock, x = Block(kind).eval(), torch.randn(2, 3, 10, 10)
     given = {"sample_input": x} if with_sample else {}
     model = oxytorch.optimize(stock, dtype=dtype, **given)  # type: ignore[call-overload]
-    passes = {e.pass_name for e in oxytorch.explain(model).done if "norm" in e.module}
+    passes = {e.pass_name for e in oxytorch.explain(model).applied if "norm" in e.module}
     is_known = kind in (Frozen, ReshapedLast)
     assert ("kernels" in passes) == is_known
     assert ("fold" in passes) == (is_known and with_sample)

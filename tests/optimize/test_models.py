@@ -63,7 +63,7 @@ def test_answers_and_state_are_the_users(name: str, dtype: torch.dtype | None) -
         for p in optimized.parameters()
         if not isinstance(p, PackedTensor) and p.numel()
     )
-    done = " | ".join(entry.detail for entry in oxytorch.explain(optimized).done)
+    done = " | ".join(entry.detail for entry in oxytorch.explain(optimized).applied)
     for words in CASES[name].fused:
         assert words in done
 

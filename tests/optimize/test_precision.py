@@ -92,7 +92,7 @@ def test_layers_that_are_slower_keep_their_dtype(
             found = model(given_x)
         assert found.dtype == BF16
         assert (found - expected).abs().max() < 0.03 * expected.abs().max()
-    left = {e.module for e in oxytorch.explain(model).left if e.pass_name == "cast"}
+    left = {e.module for e in oxytorch.explain(model).skipped if e.pass_name == "cast"}
     assert {*kept} <= left
     oxytorch.undo(model)
     assert not any(isinstance(p, PackedTensor) for p in model.parameters())
@@ -254,7 +254,7 @@ def test_convolutions_of_any_spelling_are_packed(
     stock = nn.Sequential(copy.deepcopy(layer), nn.ReLU()).eval()
     x = torch.randn(2, 4, *[12] * (layer.weight.dim() - 2))  # type: ignore[operator,union-attr,arg-type]
     model = oxytorch.optimize(stock, dtype=dtype, sample_input=x)
-    is_packed = any(e.pass_name == "pack" for e in oxytorch.explain(model).done)
+    is_packed = any(e.pass_name == "pack" for e in oxytorch.explain(model).applied)
     assert is_packed == (expected is not None)
     tolerance = 1e-5 if dtype is None else 6e-2
     for each in (x, x[:1], F.pad(x, (3, 0))):

@@ -36,7 +36,7 @@ class Of(nn.Module):
 def _optimized(model: nn.Module, *sample: Any) -> nn.Module:
     optimized = oxytorch.optimize(model, sample_input=sample, passes=["program"])
     entries = [e for e in oxytorch.explain(optimized).entries if e.pass_name == "program"]
-    assert [entry.done for entry in entries] == [True], entries
+    assert [entry.applied for entry in entries] == [True], entries
     return optimized
 
 
@@ -160,7 +160,7 @@ def test_views_of_dictionaries_are_compared(view: str, write: str) -> None:
     model, x = Of(scale, view=_VIEWS[view](table)), torch.randn(3, 8)
     optimized = oxytorch.optimize(model, sample_input=x, passes=["program"], inplace=True)
     entries = [e for e in oxytorch.explain(optimized).entries if e.pass_name == "program"]
-    assert [entry.done for entry in entries] == [True], entries
+    assert [entry.applied for entry in entries] == [True], entries
     expected = _layer_of(model, x) * _sum_of(view, table)
     _same(optimized(x), expected)
     _WRITES[write](table)

@@ -471,11 +471,13 @@ def test_a_program_is_kept_where_it_is_no_slower_than_the_other_passes(
 ) -> None:
     monkeypatch.setattr(measure, "TIMED", True)
     monkeypatch.setattr(tune, "_turns", lambda *_: [(1.0, 1e-3, ratio * 1e-3)])
+    # The times of the program's first run, which another load of the machine makes long.
+    monkeypatch.setattr(tune, "_is_settled", lambda *_: False)
     model, given = Encoder().eval(), _ids(3, 12)
     optimized = oxytorch.optimize(model, sample_input=given, graph=True)
     report = oxytorch.explain(optimized)
-    assert any(entry.pass_name == "program" for entry in report.done) is (ratio < 1.03)
-    assert ("ratio 1.100: not taken" in str(report)) is (ratio > 1.03)
+    assert any(entry.pass_name == "program" for entry in report.applied) is (ratio < 1.03)
+    assert ("(paired: 1.100 x): not used" in str(report)) is (ratio > 1.03)
     with torch.no_grad():
         torch.testing.assert_close(optimized(*given), model(*given))
 

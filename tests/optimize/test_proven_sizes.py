@@ -217,6 +217,101 @@ def test_code_that_asks_about_sizes_is_followed(name: str) -> None:
         assert _check(optimized, model, _x(6, 77)), family.unproven
 
 
+KINDS: dict[str, Callable[[Tensor], Any]] = {
+    "fake": lambda x: 1.0 if isinstance(x, torch._subclasses.FakeTensor) else 2.0,
+    "class": lambda x: 1.0 if type(x) is not Tensor else 2.0,
+    "device": lambda x: 1.0 if x.device.type != "cpu" or x.is_meta or not x.is_cpu else 2.0,
+    "moved": lambda x: x.to("cpu").sum() + torch.ones(x.shape[1], 1, device=x.device),
+    "in place": lambda x: (x + 1.0).relu_(),
+    "views": lambda x: x.transpose(0, 1).chunk(2, -1)[0].sum(-1).t()[..., None],
+    "a lattice": lambda x: (torch.arange(x.shape[1]) == x.shape[1] - 1)[:, None] * 2.0,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_code_that_asks_about_tensors_is_told_what_it_is_always_told(name: str) -> None:
+    model = Layers(KINDS[name]).eval()
+    optimized = _shared(model)
+    family = _family(optimized)
+    assert family.proof is not None, family.unproven
+    for shape in ((2, 41), (9, 30), (11, 299)):
+        assert _check(optimized, model, _x(*shape)), shape
+
+
+def test_programs_that_differ_in_what_is_read_are_all_proven() -> None:
+    model = Layers(lambda x: 1.0 if bool((x[0, :, 0] < 9).all()) else 2.0).eval()
+    optimized = oxytorch.optimize(model, sample_input=_x(2, 40), passes=["program"])
+
+    def x(is_large: bool, *shape: int) -> Tensor:
+        made = _x(*shape)
+        made[0, 0, 0] = 10.0 if is_large else 0.0
+        return made
+
+    with torch.no_grad():
+        for is_large in (False, True):
+            for shape in ((2, 40), (2, 40), (3, 50), (5, 57), (7, 61)):
+                optimized(x(is_large, *shape))
+        optimized(x(False, 8, 62))
+    for number in range(2, 20):
+        assert _check(optimized, model, x(number % 3 == 0, number, 100 - number))
+    for _ in range(2):  # a program for other values was proven after its own
+        assert _check(optimized, model, x(True, 7, 61)) and _check(optimized, model, x(True, 8, 62))
+
+
+MODELS: dict[str, tuple[str, dict[str, int]]] = {
+    "bert": ("Bert", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}),
+    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 1, "n_head": 2}),
+    "llama": ("Llama", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}),
+}
+
+
+@pytest.mark.parametrize("has_mask", [True, False], ids=["mask", "no mask"])
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_transformers_are_proven(name: str, has_mask: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    kind, sizes = MODELS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(vocab_size=50, **sizes, use_cache=False)
+    model = getattr(transformers, f"{kind}Model")(config).eval()
+
+    def inputs(*shape: int) -> dict[str, Tensor]:
+        mask = torch.ones(shape, dtype=torch.int64)
+        mask[0, -1] = 0
+        given = {"input_ids": torch.randint(50, shape), "attention_mask": mask}
+        return given if has_mask else {"input_ids": given["input_ids"]}
+
+    optimized = oxytorch.optimize(model, sample_input=inputs(2, 9), passes=["program"])
+    with torch.no_grad():
+        for shape in ((3, 10), (5, 17), (5, 17), (7, 14)):
+            optimized(**inputs(*shape))
+        calls = counts_original(optimized)
+        for shape in ((2, 11), (4, 30), (9, 2)):
+            given = inputs(*shape)
+            found = optimized(**given).last_hidden_state
+            assert not calls, oxytorch.explain(optimized)
+            wanted = model(**given).last_hidden_state
+            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_the_report_tells_which_sizes_are_served_and_why_no_others() -> None:
+    (line,) = oxytorch.explain(_shared(Layers().eval())).calls[1:]
+    assert "are proven" in line and "input_0.shape[1] <= 300" in line
+    optimized = _shared(Layers(_by_kind).eval())
+    report = oxytorch.explain(optimized)
+    line = report.calls[1]
+    assert "not proven" in line and "test_proven_sizes.py:" in line and "in _by_kind" in line
+    assert line in str(report) and line in report.as_dict()["calls"]
+    assert line in str(oxytorch.graph.explain(optimized, _x(2, 40)))
+    plain = oxytorch.optimize(Layers().eval(), sample_input=_x(2, 40), passes=["kernels"])
+    assert oxytorch.explain(plain).calls == []
+
+
+def test_the_report_tells_why_sizes_share_no_program() -> None:
+    model = Layers(lambda x: sum(x[:, i : i + 1] for i in range(x.shape[1] // 10))).eval()
+    report = oxytorch.explain(_shared(model))
+    assert any("another size was not joined: it calls" in line for line in report.calls)
+
+
 def test_an_output_that_holds_sizes_is_the_models_own() -> None:
     class Sized(Layers):
         def forward(self, x: Tensor) -> Any:

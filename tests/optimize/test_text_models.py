@@ -130,7 +130,7 @@ def test_samples_may_be_texts_pairs_and_features(folder: str) -> None:
     before = {*features}
     for sample in ("a cat", TEXTS, tuple(TEXTS), features, dict(features), (features,)):
         optimized = oxytorch.optimize(model, sample_input=sample)
-        assert oxytorch.explain(optimized).done
+        assert oxytorch.explain(optimized).applied
         assert _gap(optimized.encode(TEXTS), wanted) <= 1e-5
     assert {*features} == before
     pairs = st.CrossEncoder(folder, device="cpu")

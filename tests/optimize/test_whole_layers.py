@@ -263,4 +263,4 @@ class Tagger(nn.Module):
 def test_an_lstm_that_the_sample_gives_a_packed_sequence_is_left_alone() -> None:
     model = oxytorch.optimize(Tagger().eval(), sample_input=torch.rand(5, 16))
     assert type(model.lstm.weight_ih_l0) is nn.Parameter
-    assert any("PackedSequence" in entry.detail for entry in oxytorch.explain(model).left)
+    assert any("PackedSequence" in entry.detail for entry in oxytorch.explain(model).skipped)

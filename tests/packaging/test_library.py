@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from marks import NEEDS_LIBRARY
 from oxytorch import _library, config
 from oxytorch.ops.panels.epilogues import ACTIVATIONS
 from oxytorch.ops.panels.formats import FORMATS, Format
@@ -19,9 +21,7 @@ from scripts import module_of
 
 ROOT = Path(__file__).parents[2]
 
-needs_library = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+needs_library = NEEDS_LIBRARY
 
 
 def _tool(name: str) -> ModuleType:
@@ -95,10 +95,42 @@ def test_library_needs_torch_and_the_c_runtime_only() -> None:
         "libstdc++.so.6",
         "libm.so.6",
         "libgcc_s.so.1",
+        "libdl.so.2",
+        "libpthread.so.0",
         "libc.so.6",
         "ld-linux-x86-64.so.2",
     }
     assert set(_needed(_library.PATH)) <= allowed
+
+
+# The newest versions of manylinux_2_28.
+NEWEST = {
+    "GLIBC": (2, 28),
+    "GLIBCXX": (3, 4, 24),
+    "CXXABI": (1, 3, 11),
+    "GCC": (7, 0, 0),
+}
+
+
+@needs_library
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="versions are those of x86-64")
+@pytest.mark.parametrize("path", sorted(_library.PATH.parent.glob("*.so")), ids=lambda p: p.name)
+def test_library_needs_no_newer_c_library_than_manylinux_2_28(path: Path) -> None:
+    """See core/old_runtime.h."""
+    objdump = shutil.which("objdump")
+    if objdump is None:
+        pytest.skip("objdump is not installed")
+    listing = subprocess.run(
+        [objdump, "-T", str(path)], check=True, capture_output=True, text=True
+    ).stdout
+    found = re.findall(r"\*UND\*.*\((GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)\) (\S+)", listing)
+    assert len(found) > 20
+    newer = [
+        f"{name}@{kind}_{version}"
+        for kind, version, name in found
+        if tuple(map(int, version.split("."))) > NEWEST[kind]
+    ]
+    assert newer == []
 
 
 @needs_library

@@ -6,6 +6,7 @@ import copy
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -156,6 +157,32 @@ class Convolutions(nn.Module):
 
 def _ids(batch: int, length: int) -> Tensor:
     return torch.arange(batch * length).reshape(batch, length) % 50
+
+
+SIZES: dict[str, Callable[[Tensor], Any]] = {
+    # a size among tensors
+    "times": lambda x: x * x.shape[0] - x / (2 * x.shape[0] + 1),
+    "sum": lambda x: (x + x.shape[0], x.shape[0] - x, torch.rsub(x, x.shape[0], alpha=2)),
+    "sum of integers": lambda x: (x.int() + x.shape[0], x.int() - x.shape[0] * 2, x.long() - 1),
+    "compared": lambda x: (x > x.shape[0] - 1, x.int() == x.shape[0], (x > 0) == x.shape[0]),
+    "chosen": lambda x: torch.where(x > 0.5, x, x.shape[0]),
+    "filled": lambda x: (torch.full((2, 3), x.shape[0]), torch.full_like(x, x.shape[0])),
+    "masked": lambda x: x.masked_fill(x > 0, x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_size_is_a_tensor_among_tensors(name: str, seen: Seen) -> None:
+    function = SIZES[name]
+    compiled = _compiled(function, dynamic=True)
+    for rows in (3, 5, 2, 300):
+        x = torch.linspace(-9, 9, rows * 4).view(rows, 4)
+        found, wanted = compiled(x), function(x)
+        pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+        for own, right in pairs:
+            assert own.dtype == right.dtype
+            torch.testing.assert_close(own, right)
+    assert not seen.reasons and len(seen.programs) == 1
 
 
 def test_one_program_serves_all_sizes(seen: Seen) -> None:
@@ -362,6 +389,67 @@ def test_images_of_any_size_are_resized(seen: Seen) -> None:
 def test_options_of_other_backends_are_ignored_with_a_warning(seen: Seen) -> None:
     run = torch.compile(lambda x: x + 1, backend=compile_graph, mode="reduce-overhead")
     with pytest.warns(UserWarning, match="takes no mode: ignored"):
+        _same(run(X), X + 1)
+
+
+class _Block(nn.Module):
+    """What passes join: a sum with a norm, a gate, attention, an activation that is written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts, self.gates, self.out = nn.Linear(16, 48), nn.Linear(16, 64), nn.Linear(32, 16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.parts(x).view(*x.shape[:2], 3, 4, 4).permute(2, 0, 3, 1, 4)
+        found = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(x.shape)
+        x = self.norm(x + found)
+        gate, up = self.gates(x).chunk(2, -1)
+        return self.norm(x + self.out(F.silu(gate) * up)) + x.shape[1]
+
+
+def test_a_fused_graph_is_handed_on_to_another_backend() -> None:
+    graphs: list[Any] = []
+
+    def other(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = _Block().eval()
+    run = torch.compile(model, backend=compile_graph, options={"then": other}, dynamic=True)
+    with torch.no_grad():
+        for length in (5, 9):
+            x = torch.randn(2, length, 16)
+            _same(run(x), model(x), 1e-5)
+    assert len(graphs) == 1
+    targets = {str(node.target) for node in graphs[0].graph.nodes}
+    assert {"oxytorch.add_layer_norm.default", "oxytorch.silu_mul.default"} <= targets
+
+
+@pytest.mark.parametrize("then", ["eager", "aot_eager"])
+def test_gradients_of_a_graph_that_is_handed_on_are_torchs(then: str) -> None:
+    model, x = _Block(), torch.randn(2, 5, 16)
+    run = torch.compile(copy.deepcopy(model), backend=compile_graph, options={"then": then})
+    found, wanted = run(x), model(x)
+    _same(found, wanted, 1e-5)
+    found.square().sum().backward()
+    wanted.square().sum().backward()
+    for own, right in zip(run.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, right.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
+def test_a_fused_graph_is_handed_on_to_inductor() -> None:
+    model, x = _Block().eval(), torch.randn(2, 5, 16)
+    run = torch.compile(model, backend=compile_graph, options={"then": "inductor"})
+    with torch.no_grad():
+        _same(run(x), model(x), 1e-5)
+        _same(run(x + 1), model(x + 1), 1e-5)
+
+
+def test_other_options_are_ignored_with_a_warning(seen: Seen) -> None:
+    run = torch.compile(lambda x: x + 1, backend=compile_graph, options={"max_autotune": True})
+    with pytest.warns(UserWarning, match="takes no option max_autotune: ignored"):
         _same(run(X), X + 1)
 
 

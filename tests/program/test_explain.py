@@ -47,7 +47,7 @@ class _Reads(nn.Module):
 
 
 def _why(report: Any, by: str) -> list[str]:
-    return [note.why for note in report.left if note.by == by]
+    return [note.why for note in report.skipped if note.by == by]
 
 
 def test_report_has_changes_reasons_and_both_programs() -> None:
@@ -89,7 +89,7 @@ def test_reason_of_a_step_that_a_later_pass_took_is_not_shown() -> None:
         "oxytorch::silu_mul",
         "oxytorch::layer_norm",
     }
-    assert report.left == []
+    assert report.skipped == []
 
 
 def test_exported_program_and_keywords_are_taken() -> None:

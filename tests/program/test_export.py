@@ -24,6 +24,7 @@ from oxytorch.ops.linear import supports
 from oxytorch.program import ProgramModel
 from oxytorch.program.passes import linear
 from oxytorch.rewriting import measure
+from tiny import Formula
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -324,15 +325,6 @@ def test_random_numbers_are_those_of_torch() -> None:
     _same([program(torch.ones(5, 3)) for _ in range(2)], wanted)
 
 
-class _Function(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(x)
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -345,13 +337,13 @@ class _Function(nn.Module):
 def test_what_a_program_cannot_hold_is_named(
     function: Callable[[Tensor], Any], message: str
 ) -> None:
-    exported = _export(_Function(function), torch.ones(3, 3))
+    exported = _export(Formula(function), torch.ones(3, 3))
     with pytest.raises(ValueError, match=rf"cannot become a program: .*({message})"):
         oxytorch.optimize(exported)
 
 
 def test_what_torch_can_write_in_smaller_operators_is_held() -> None:
-    exported = _export(_Function(lambda x: torch.renorm(x, 2, 0, 1.0)), torch.ones(3, 3))
+    exported = _export(Formula(lambda x: torch.renorm(x, 2, 0, 1.0)), torch.ones(3, 3))
     _same(oxytorch.optimize(exported)(torch.ones(3, 3)), torch.ones(3, 3).renorm(2, 0, 1.0))
 
 
@@ -377,9 +369,9 @@ _IN_PARTS: dict[str, Callable[[Tensor], Any]] = {
 def test_operators_are_taken_apart_independently_of_each_other(name: str, tmp_path: Path) -> None:
     """Each as it is, and beside one that is written in other parts; in a file too."""
     own = _IN_PARTS[name]
-    both = _Function(lambda x: (own(x), torch.einsum("ab,cb->ac", x, x))).eval()
+    both = Formula(lambda x: (own(x), torch.einsum("ab,cb->ac", x, x))).eval()
     x = torch.linspace(-2, 3, 48).reshape(3, 16)
-    for model in (_Function(own).eval(), both):
+    for model in (Formula(own).eval(), both):
         program = oxytorch.optimize(_export(model, x))
         _same(program(x), model(x))
         oxytorch.save(program, tmp_path / "program.oxy")
@@ -391,7 +383,7 @@ def test_operators_are_taken_apart_independently_of_each_other(name: str, tmp_pa
 
 
 def test_of_several_operators_the_one_that_has_no_parts_is_named() -> None:
-    model = _Function(lambda x: (torch.einsum("ab,cb->ac", x, x), torch.histc(x, 4)))
+    model = Formula(lambda x: (torch.einsum("ab,cb->ac", x, x), torch.histc(x, 4)))
     with pytest.raises(ValueError, match=r"cannot become a program: aten\.histc"):
         oxytorch.optimize(_export(model, torch.ones(3, 3)))
 
@@ -473,6 +465,19 @@ def test_operators_of_exported_graphs_are_joined_too(
         wanted += ["mkldnn::_convolution_pointwise", "mkldnn::_linear_pointwise"]
     assert all(part in text for part in wanted), text
     assert "batch_norm" not in text
+
+
+def test_sizes_among_tensors_are_saved(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.where(x > 0, x * x.shape[0], x.shape[0] - 2)
+
+    exported = _export(Scaled().eval(), torch.randn(3, 4), sizes=({0: BATCH},))
+    oxytorch.save(oxytorch.optimize(exported), tmp_path / "model.oxy")
+    loaded = oxytorch.load(tmp_path / "model.oxy")
+    for rows in (2, 3, 7):
+        x = torch.randn(rows, 4)
+        _same(loaded(x), Scaled()(x))
 
 
 def test_weights_in_the_order_of_onednn_stay_in_memory(packing_pays: Callable[..., None]) -> None:

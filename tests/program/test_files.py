@@ -27,6 +27,7 @@ from oxytorch.program.check import check
 from oxytorch.program.passes import convolution, own_convolutions
 from oxytorch.quantization import CheckpointError
 from scripts import of_two_processes
+from tiny import Formula
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -102,7 +103,7 @@ def test_a_file_holds_every_activation_behind_a_layer(
 ) -> None:
     packing_pays(False)  # then the layer stays as it is, and the activation is computed in place
     operator = getattr(torch.ops.aten, name.removesuffix("_"))
-    model = nn.Sequential(nn.Linear(256, 512), _Called(operator), nn.Linear(512, 8)).eval()
+    model = nn.Sequential(nn.Linear(256, 512), Formula(operator), nn.Linear(512, 8)).eval()
     x = torch.randn(3, 256)
     program = oxytorch.optimize(torch.export.export(model, (x,)))
     assert f"aten::{name} " in str(program.program)
@@ -110,17 +111,6 @@ def test_a_file_holds_every_activation_behind_a_layer(
     loaded = oxytorch.load(tmp_path / "model.oxy")
     expected = model(x)
     torch.testing.assert_close(loaded(x), expected, equal_nan=True, rtol=1e-4, atol=1e-4)
-
-
-class _Called(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 def test_a_loaded_program_is_saved_with_its_state(path: Path) -> None:

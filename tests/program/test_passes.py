@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -206,6 +207,26 @@ JOINED: dict[str, tuple[Callable[[], nn.Module], list[str], list[str]]] = {
         lambda: Run(lambda m, x: x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-6)),
         ["aten::rsqrt"],
         ["oxytorch::"],
+    ),
+    "softmax of scores": (
+        lambda: Run(lambda m, x: torch.softmax(m.a(x) / 4.0 + x[:, :1], -1), a=_layer()),
+        ["oxytorch::softmax"],
+        ["aten::_softmax", "aten::div", " add "],
+    ),
+    "softmax of scaled scores": (
+        lambda: Run(lambda m, x: torch.softmax(0.25 * m.a(x), 2), a=_layer()),
+        ["oxytorch::softmax"],
+        ["aten::_softmax", "aten::mul"],
+    ),
+    "softmax of a sum that is returned": (
+        lambda: Run(lambda m, x: (s := m.a(x) * 0.5 + x[:1]) + torch.softmax(s, -1), a=_layer()),
+        ["aten::_softmax"],
+        ["oxytorch::softmax"],
+    ),
+    "softmax over other rows": (
+        lambda: Run(lambda m, x: torch.softmax(m.a(x) / 4.0, 1), a=_layer()),
+        ["aten::_softmax"],
+        ["oxytorch::softmax"],
     ),
     "gate": (
         lambda: Run(lambda m, x: F.silu(m.a(x)) * m.b(x), a=_layer(), b=_layer()),
@@ -539,6 +560,39 @@ def test_attention(masked: bool, is_causal: bool, dtype: torch.dtype, seen: Seen
     assert not seen.reasons and "oxytorch::attention" in seen.text
     shown[:] = False  # rows that see nothing
     same(run(x, shown), model(x, shown), TOLERANCE[dtype])
+
+
+@pytest.mark.skipif(not is_fast(), reason="torch's own attention is as fast at this level")
+@pytest.mark.parametrize(("masked", "is_causal"), [(False, False), (True, False), (False, True)])
+def test_attention_of_any_length(masked: bool, is_causal: bool, seen: Seen) -> None:
+    model = Attention(masked, is_causal).eval()
+    run = compiled(model, dynamic=True)
+    for batch, length in ((2, 5), (3, 9), (2, 70), (5, 33)):
+        x, shown = torch.randn(batch, length, 16), torch.ones(batch, length, dtype=torch.bool)
+        shown[1, 3:] = False
+        same(run(x, shown), model(x, shown))
+    assert not seen.reasons and "oxytorch::attention" in seen.text
+
+
+def test_attention_of_any_length_is_timed_at_all_usual_ones(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[Any] = []
+
+    def first_win(key: Any, calls: Any) -> int | None:
+        for plain, ours in calls:
+            same(plain(), ours())
+            timed.append(tuple(plain().shape))
+        return 1  # not from the smallest on
+
+    attention = importlib.import_module("oxytorch.program.passes.attention")
+    monkeypatch.setattr(attention, "first_win", first_win)
+    model, x = Attention(True, False).eval(), torch.randn(2, 5, 16)
+    shown = torch.ones(2, 5, dtype=torch.bool)
+    same(compiled(model, dynamic=True)(x, shown), model(x, shown))
+    if is_fast():
+        assert timed == [(batch, 4, length, 4) for batch, length in attention.USUAL]
+    assert "oxytorch::attention" not in seen.text
 
 
 @pytest.mark.skipif(not is_fast(), reason="torch's own attention is as fast at this level")

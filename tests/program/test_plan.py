@@ -13,7 +13,7 @@ import oxytorch
 from oxytorch import testing
 from oxytorch.graph import explain, free_memory
 from oxytorch.program.check import check
-from oxytorch.program.plan import Plan
+from oxytorch.program.plan import ArenaPlan
 from oxytorch.program.program import Program
 
 pytestmark = pytest.mark.skipif(
@@ -198,8 +198,8 @@ outputs %6"""
 
 
 def test_a_plan_is_read_from_text() -> None:
-    plan = Plan.of_text(STEPS + PLACES)
+    plan = ArenaPlan.of_text(STEPS + PLACES)
     assert str(plan) == PLACES and len(plan.places) == 4
     assert plan.arena([(1000, 96)]) == 3 * (1000 * ROW + 64)
     assert plan.results([(1000, 96)]) == 4 * (1000 * ROW + 64)
-    assert Plan.of_text(STEPS).places == () and Plan().formula == ""
+    assert ArenaPlan.of_text(STEPS).places == () and ArenaPlan().formula == ""

@@ -216,7 +216,7 @@ def test_what_is_not_taken_is_right_and_says_why(
     assert layers(program) == 0
     assert torch.allclose(ran(program, x), ran(source.module(), x), atol=1e-5)
     report = oxytorch.graph.explain(source)
-    assert any(why in note.why for note in report.left), report.left
+    assert any(why in note.why for note in report.skipped), report.skipped
     oxytorch.save(
         program, tmp_path / "model.oxy"
     )  # which holds no operator of quantized_decomposed

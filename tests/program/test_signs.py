@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import oxytorch
 from oxytorch.program.backend import compile_graph
+from tiny import Formula
 
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "scaled": lambda x: x.conj() * 2,
@@ -24,18 +25,6 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "convolved": lambda x: torch.fft.ifft(torch.fft.fft(x).conj() * torch.fft.fft(x)),
     "returned": lambda x: x.conj(),
 }
-
-
-class Formula(nn.Module):
-    """Computes a formula."""
-
-    def __init__(self, formula: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.formula = formula
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The formula of x."""
-        return self.formula(x)
 
 
 def _inputs(rows: int) -> list[Tensor]:

@@ -159,11 +159,11 @@ def made(model: nn.Module, x: Any, traced: bool) -> torch.jit.ScriptModule:
 
 
 def done(model: Any) -> list[str]:
-    return [entry.detail for entry in oxytorch.explain(model).done]
+    return [entry.detail for entry in oxytorch.explain(model).applied]
 
 
 def why_left(model: Any) -> str:
-    return " ".join(f"{each.module} {each.detail}" for each in oxytorch.explain(model).left)
+    return " ".join(f"{each.module} {each.detail}" for each in oxytorch.explain(model).skipped)
 
 
 def same(found: Any, expected: Any, tolerance: float = 1e-5) -> None:

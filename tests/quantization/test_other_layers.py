@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 import oxytorch
-from oxytorch import _library
+from marks import NEEDS_LIBRARY
 from oxytorch.quantization import (
     CheckpointError,
     Int4Weight,
@@ -26,9 +26,7 @@ from oxytorch.quantization import (
 from oxytorch.quantization.byte_weights import ByteWeight, GruWeight, LstmWeight, TableWeight
 from oxytorch.rewriting import measure
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 KINDS: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
 DYNAMIC = Int8DynamicActivationInt8Weight(only_faster=False)

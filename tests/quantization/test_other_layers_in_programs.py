@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import oxytorch
-from oxytorch import _library
+from marks import NEEDS_LIBRARY
 from oxytorch.ops.quantized_embedding_bag import pack_rows, quantized_embedding_bag
 from oxytorch.program.passes import recurrent
 from oxytorch.quantization import (
@@ -20,9 +20,7 @@ from oxytorch.quantization import (
 )
 from oxytorch.rewriting import measure
 
-pytestmark = pytest.mark.skipif(
-    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
-)
+pytestmark = NEEDS_LIBRARY
 
 DYNAMIC = Int8DynamicActivationInt8Weight(only_faster=False)
 

@@ -305,7 +305,7 @@ def test_recipes_say_how_layers_train() -> None:
     assert [own[name].compute for name in ("query", "up", "down")] == ["static", "float", "dynamic"]
     converted = convert(training)
     assert error(run(converted, TOKENS), run(training, TOKENS)) < 2e-3
-    assert [entry.module for entry in oxytorch.explain(converted).left] == ["up"]
+    assert [entry.module for entry in oxytorch.explain(converted).skipped] == ["up"]
 
 
 class Mixed(nn.Module):

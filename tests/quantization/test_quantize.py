@@ -77,7 +77,7 @@ def test_only_linear_layers_change_and_the_report_tells(small: Any) -> None:
     assert report.layers[0].bytes_after == 128 * 256 // 2 + 128 * 4 + 128 * 2 * 2
     saved = sum(layer.bytes_before - layer.bytes_after for layer in report.layers)
     assert report.bytes_before - report.bytes_after == saved
-    assert {entry.module for entry in report.left} == {"table", "recurrent"}
+    assert {entry.module for entry in report.skipped} == {"table", "recurrent"}
     text = str(report)
     assert "Embedding is no linear layer" in text and "LSTM is no linear layer" in text
     assert "[128, 256] 128.0 KiB -> 17.0 KiB" in text
@@ -98,7 +98,7 @@ def test_only_linear_layers_change_and_the_report_tells(small: Any) -> None:
 def test_filters_choose_layers(small: Any, filter: Any, taken: set[str]) -> None:
     report = oxytorch.quantize_(small, Int8Weight(), filter=filter)
     assert {layer.module for layer in report.layers} == taken
-    left = {entry.module for entry in report.left if "filter" in entry.detail}
+    left = {entry.module for entry in report.skipped if "filter" in entry.detail}
     assert left == {"up", "down"} - taken
     assert is_plain(small.up) == ("up" not in taken)
 
@@ -159,7 +159,7 @@ def test_a_second_call_takes_the_layers_that_are_left(small: Any) -> None:
     oxytorch.quantize_(small, Int4Weight(), filter="up")
     report = oxytorch.quantize_(small, Int8Weight())
     assert (small.up.weight.format, small.down.weight.format) == ("int4", "int8")
-    assert {e.module: e.detail for e in report.left}["up"] == "int4 already"
+    assert {e.module: e.detail for e in report.skipped}["up"] == "int4 already"
     shown = oxytorch.explain(small)
     assert [layer.module for layer in shown.layers] == ["up", "down"]  # type: ignore[attr-defined]
     oxytorch.undo(small)
@@ -198,7 +198,7 @@ def test_the_output_head_is_left_unless_it_is_named() -> None:
     model = TiedEmbedding(96, 64)
     report = oxytorch.quantize_(model, Int8Weight())
     assert [layer.module for layer in report.layers] == ["body"]
-    assert {e.module: e.detail for e in report.left}["head"].startswith("output head")
+    assert {e.module: e.detail for e in report.skipped}["head"].startswith("output head")
     assert model.head.weight is model.embed.weight
 
 
@@ -209,7 +209,7 @@ def test_an_embedding_tied_to_a_quantized_head_stays_plain() -> None:
     report = oxytorch.quantize_(model, Int8Weight(), filter=["head", "body"])
     assert model.embed.weight is plain and torch.equal(plain, before)
     assert type(model.head.weight) is PanelWeight
-    detail = {e.module: e.detail for e in report.done}["head"]
+    detail = {e.module: e.detail for e in report.applied}["head"]
     assert "beside the plain weight of embed" in detail
     with torch.no_grad():
         wanted = F.linear(model.body(model.embed.weight[:3]).tanh(), model.head.weight.dense())
@@ -243,7 +243,7 @@ def test_attention_of_torch_keeps_its_weights() -> None:
     model = nn.TransformerEncoderLayer(64, 2, 64, batch_first=True).eval()
     report = oxytorch.quantize_(model, Int8Weight())
     assert report.layers == []
-    assert any("its parent reads its weights itself" in e.detail for e in report.left)
+    assert any("its parent reads its weights itself" in e.detail for e in report.skipped)
 
 
 def test_save_pretrained_writes_plain_weights(tmp_path: Any) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from oxytorch import _library, isa, testing
+from marks import NEEDS_LIBRARY
+from oxytorch import isa, testing
 from oxytorch.ops.panels.formats import FORMATS
 from oxytorch.ops.panels.layout import values_of
 from oxytorch.ops.quantize_weight import op, quantize_weight
@@ -46,7 +47,7 @@ def errors(weight: Tensor, format: str, found: tuple[Tensor, Tensor, Tensor | No
     return difference.square().reshape(*scales.shape, -1).sum(2)
 
 
-@pytest.mark.skipif(not _library.loaded, reason="no compiled library")
+@NEEDS_LIBRARY
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("format", "group_size", "symmetric", "search"), SETTINGS)
@@ -208,7 +209,7 @@ def test_arguments_that_do_not_fit_are_named(arguments: tuple[object, ...], text
     assert text in str(caught.value)
 
 
-@pytest.mark.skipif(not _library.loaded, reason="no compiled library")
+@NEEDS_LIBRARY
 @pytest.mark.parametrize(
     ("weight", "format", "group_size", "text"),
     [

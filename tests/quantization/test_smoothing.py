@@ -87,7 +87,7 @@ def test_the_recipe_and_the_report_say_what_is_smoothed_and_why_other_layers_are
     text = str(recipe_of(quantized))
     assert "input of query, key, value: alpha 0." in text and "64 factors" in text
     entries = {e.module: e for e in oxytorch.explain(quantized).entries if e.pass_name == "smooth"}
-    assert entries["query, key, value"].done and not entries["down"].done
+    assert entries["query, key, value"].applied and not entries["down"].applied
 
 
 FORCED: list[tuple[Callable[[], nn.Module], list[Tensor], tuple[str, ...], int]] = [
@@ -277,7 +277,7 @@ def test_other_observers_choose_factors_too() -> None:
         (lambda d: d["smoothing"][0].update(alpha=2), "alpha from 0 to 1 .* got 2"),
         (lambda d: d["smoothing"][0]["factors"].append(0), "expected positive factors"),
         (lambda d: d["smoothing"][0]["factors"].append(float("inf")), "expected positive factors"),
-        (lambda d: d["smoothing"][0].pop("input"), "expected input beside factors"),
+        (lambda d: d["smoothing"][0].pop("input"), "expected input with factors"),
         (lambda d: d["smoothing"][0]["input"].update(scale=0), "for the input of 'query', 'key'"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_quantized_model_is_close_to_its_own(
     assert type(quantized) is make
     assert error(run(quantized, data[0]), run(model, data[0])) < 0.05
     layers = sum(isinstance(m, nn.Linear | nn.Conv2d) for m in model.modules())
-    assert not oxytorch.explain(quantized).left
+    assert not oxytorch.explain(quantized).skipped
     text = programs(quantized)
     assert text.count("oxytorch::quantized_") == layers
     assert "aten::linear" not in text
@@ -196,7 +196,7 @@ def test_layers_may_be_left_in_floating_numbers_or_rounded_row_by_row() -> None:
     assert text.count("oxytorch::quantized_linear") == 5
     assert sum(" none 0 %" in line for line in text.splitlines() if "quantized_linear" in line) == 1
     assert error(run(quantized, TOKENS[0]), run(model, TOKENS[0])) < 0.05
-    left = [entry.module for entry in oxytorch.explain(quantized).left]
+    left = [entry.module for entry in oxytorch.explain(quantized).skipped]
     assert left == ["up"]
     with pytest.raises(ValueError, match="expected the name of a layer, got 'nothing'"):
         recipe.set("nothing", "float")

@@ -309,7 +309,7 @@ DAMAGES = [
     (lambda d: (d / "oxytorch.json").write_text("[]"), "expected an object in JSON"),
     (lambda d: (d / "oxytorch.safetensors").unlink(), "expected a file, found none"),
     (lambda d: (d / "oxytorch.safetensors").write_bytes(b""), "is truncated or of another kind"),
-    (_flip, "to have the sha256 that oxytorch.json tells, got another"),
+    (_flip, "to have the sha256 of oxytorch.json, got another"),
     (_description(lambda v: v.update(version=9)), "of version 2, got 'oxytorch.quantized' of"),
     (_description(lambda v: v.update(weights=[])), "expected weights to be a dict, got []"),
     (_description(lambda v: v["weights"]["up.weight"].pop("shape")), "'up.weight' to fit its"),

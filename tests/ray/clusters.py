@@ -12,27 +12,17 @@ import ray
 import torch
 from ray import serve
 from ray.cluster_utils import Cluster
-from small_servers import TEXT, tokenizer
+from small_servers import SENTENCE_SIZES, TEXT, tokenizer
 from transformers import BertConfig, BertModel
 
 STORE = 100 << 20
 """Bytes of a node's object store."""
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 512,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-}
-
 
 def write_sentence_model(folder: Path) -> Path:
     """A model of sentences with random weights."""
     torch.manual_seed(0)
-    BertModel(BertConfig(**SIZES)).eval().save_pretrained(folder)
+    BertModel(BertConfig(**SENTENCE_SIZES)).eval().save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 import ray
 from clusters import STORE, cluster, texts, write_sentence_model
 from ray import serve
-from small_servers import wait_until
+from small_servers import wait_until, write_language_model
 
 from oxytorch.ray import Rows, application, plan, write_results
 
@@ -152,6 +154,76 @@ def test_requests_while_a_node_is_killed_are_answered_or_may_be_tried_again(tmp_
     assert not wrong, wrong[:3]
     assert statuses[before:].count(200) > 100
     print({status: statuses.count(status) for status in set(statuses)})
+
+
+@pytest.mark.slow
+def test_replicas_come_with_load_and_go_without(tmp_path: Path) -> None:
+    folder = write_sentence_model(tmp_path / "small")
+    stop = threading.Event()
+    wrong: list[int] = []
+
+    def client() -> None:
+        while not stop.is_set():
+            status = asked(url, "a text " * 20).status_code
+            if status != 200:
+                wrong.append(status)
+
+    scaling = {
+        "target_ongoing_requests": 1,
+        "upscale_delay_s": 1,
+        "downscale_delay_s": 2,
+        "look_back_period_s": 2,
+    }
+    with cluster(2):
+        url = started()
+        serve.run(application(folder, autoscaling=scaling, **OPTIONS), route_prefix="/")
+        assert ready_replicas() == 1
+        clients = [threading.Thread(target=client) for _ in range(8)]
+        for each in clients:
+            each.start()
+        try:
+            wait_until(lambda: ready_replicas() == 2, 90)
+        finally:
+            stop.set()
+            for each in clients:
+                each.join()
+        wait_until(lambda: ready_replicas() == 1, 90)
+        assert asked(url, "a text").status_code == 200
+    assert not wrong
+
+
+@pytest.mark.slow
+def test_replicas_of_a_language_model_give_the_answers_of_the_model_alone(tmp_path: Path) -> None:
+    folder = write_language_model(tmp_path / "tiny")
+    prompts = [f"once upon {'a time ' * (1 + row % 5)}{row}" for row in range(24)]
+    request = {"max_tokens": 12}
+    alone = Rows(folder, request=request, options={"context": 128})
+    expected = alone({"text": prompts})["answer"]
+    alone.close()
+
+    def answer(prompt: str) -> str:
+        body = {"model": "tiny", "prompt": prompt, "temperature": 0, **request}
+        response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+        response.raise_for_status()
+        return str(response.json()["choices"][0]["text"])
+
+    with cluster(2):
+        url = started()
+        serve.run(application(folder, replicas=2, context=128), route_prefix="/")
+        with ThreadPoolExecutor(8) as pool:
+            assert [*pool.map(answer, prompts)] == expected
+        body = {"model": "tiny", "prompt": prompts[0], "temperature": 0, "stream": True, **request}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            lines = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
+        assert lines[-1] == "[DONE]"
+        parts = [json.loads(line)["choices"][0]["text"] for line in lines[:-1]]
+        assert "".join(parts) == expected[0]
+        done = write_results(
+            dataset(prompts), folder, tmp_path / "out", key="id", request=request, context=128
+        )
+    assert done.rows == len(prompts) and done.errors == 0
+    found = written(tmp_path / "out", "answer")
+    assert [found[row] for row in range(len(prompts))] == expected
 
 
 def ready_replicas() -> int:

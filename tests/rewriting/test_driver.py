@@ -102,7 +102,7 @@ def test_explain_knows_the_layers_that_an_interrupted_quantize_did() -> None:
         quantize_(model, Int4Weight(group_size=64), progress=_stops_at(2))
     report = oxytorch.explain(model)
     assert [layer.module for layer in report.layers] == ["0", "1", "2"]
-    assert [entry.pass_name for entry in report.done] == ["int8", "int4", "int4"]
+    assert [entry.pass_name for entry in report.applied] == ["int8", "int4", "int4"]
     assert report.bytes_after == nbytes(model)
     oxytorch.undo(model)
     assert all(type(layer.weight) is nn.Parameter for layer in model)

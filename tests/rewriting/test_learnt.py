@@ -111,7 +111,7 @@ def test_a_cache_that_cannot_be_written_costs_no_result(
     def full(*arguments: Any, **keywords: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.tempfile, "mkstemp", full)
+    monkeypatch.setattr(cache.Path, "write_bytes", full)
     model, x = _layers()
     with torch.no_grad():
         tuned = oxytorch.optimize(model.eval(), sample_input=x, tune=True)

@@ -116,7 +116,7 @@ def test_norms_with_few_rows_run_their_own_code(monkeypatch: pytest.MonkeyPatch,
 def test_what_is_as_fast_is_left_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "first_win", lambda key, sizes: None)
     model = oxytorch.optimize(nn.Sequential(nn.LayerNorm(24)).eval())
-    left = {e.module: e.detail for e in oxytorch.explain(model).left}
+    left = {e.module: e.detail for e in oxytorch.explain(model).skipped}
     assert "as fast" in left["0"] and "forward" not in model[0].__dict__  # type: ignore[index]
 
 
@@ -130,7 +130,7 @@ def test_a_model_that_is_slower_as_a_whole_is_left_as_it_was(
     stock = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)).eval()
     model = oxytorch.optimize(stock, sample_input=torch.randn(8, 64))
     report = oxytorch.explain(model)
-    assert bool(report.done) is is_kept
+    assert bool(report.applied) is is_kept
     assert (report.tuned is None) is is_kept
     if not is_kept:
         assert "kept the original" in str(report)
@@ -144,7 +144,7 @@ def test_a_dtype_that_was_asked_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     stock = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)).eval()
     x = torch.randn(8, 64)
     model = oxytorch.optimize(stock, sample_input=x, dtype=torch.bfloat16)
-    assert {e.pass_name for e in oxytorch.explain(model).done} == {"cast"}
+    assert {e.pass_name for e in oxytorch.explain(model).applied} == {"cast"}
     assert model[0].weight.dtype == torch.bfloat16 and model(x).dtype == torch.bfloat16  # type: ignore[index]
 
 

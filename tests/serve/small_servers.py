@@ -25,6 +25,17 @@ from oxytorch.serve.server import Server, address, bound_socket
 
 TEXT = Path(__file__).read_text(encoding="utf-8") + "Once upon a time there was a tiny model. " * 3
 
+SENTENCE_SIZES: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+"""Of the configuration of a small BERT."""
+
 TEMPLATE = (
     "{% for tool in tools or [] %}<tool>{{ tool.function.name }}{% endfor %}"
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"

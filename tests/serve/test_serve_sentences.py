@@ -12,7 +12,7 @@ import numpy
 import openai
 import pytest
 import torch
-from small_servers import TEXT, Running, options, running, tokenizer
+from small_servers import SENTENCE_SIZES, TEXT, Running, options, running, tokenizer
 from torch import Tensor, nn
 from transformers import (
     AutoModel,
@@ -26,15 +26,6 @@ import oxytorch
 from oxytorch.serve.errors import ApiError
 from oxytorch.serve.programs import ProgramCalls
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 512,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-}
 TEXTS = [TEXT[9 * i : 9 * i + 4 + 31 * (i % 5)] for i in range(24)]
 
 
@@ -48,7 +39,7 @@ def write(folder: Path, model: Any) -> Path:
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("sentences") / "small"
-    return write(folder, BertModel(BertConfig(**SIZES)))
+    return write(folder, BertModel(BertConfig(**SENTENCE_SIZES)))
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +128,7 @@ def test_real_model_gives_what_the_demo_computes() -> None:
 
 def test_rerank_gives_the_scores_of_the_model(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    config = BertConfig(**SIZES, num_labels=1)
+    config = BertConfig(**SENTENCE_SIZES, num_labels=1)
     folder = write(tmp_path / "cross", BertForSequenceClassification(config))
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     documents = TEXTS[1:8]

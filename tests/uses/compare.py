@@ -138,7 +138,7 @@ def compare(
     """Run `use` on build() and on the optimized copy of build(), and compare all that they show.
 
     sample: what `sample_input` gets, for the forms that need it; a function without arguments makes
-        it anew.
+        it again.
     tolerance: allowed where it is larger than that for the dtype of the answer.
     """
     stock, ours = Log(), Log()

@@ -366,7 +366,7 @@ def _explained(model: nn.Module, changed: dict[str, str]) -> Iterator[str]:
     report = oxytorch.explain(model)
     if not str(report).strip():
         yield "the report is empty"
-    named = {entry.module for entry in report.done}
+    named = {entry.module for entry in report.applied}
     for path, reason in changed.items():
         inside = path + "." if path else ""
         if path not in named and not any(name.startswith(inside) for name in named):

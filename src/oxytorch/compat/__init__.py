@@ -1,6 +1,6 @@
 """The predecessor's names: programs for Intel Extension for PyTorch (IPEX) run with oxytorch.
 
-`import oxytorch.compat.ipex as ipex` answers to its public Python API. After `install()` programs
+`import oxytorch.compat.ipex as ipex` has its public Python API. After `install()` programs
 that import `intel_extension_for_pytorch` run unmodified, as they do by
 `python -m oxytorch.compat script.py`. docs/migrate.md lists every name.
 """

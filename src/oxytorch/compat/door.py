@@ -115,13 +115,13 @@ def install(force: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Take back what `install` did. Modules that a program imported meanwhile stay with it.
+    """Take back what `install` did, however often that was called; without it, do nothing.
 
-    Raises RuntimeError where nothing is installed.
+    Modules that a program imported meanwhile stay with it.
     """
     global installed
     if installed is None:
-        raise RuntimeError("uninstall: expected an install() before it")
+        return
     sys.meta_path.remove(installed)
     installed = None
     for name in [name for name in sys.modules if name.partition(".")[0] == OLD]:

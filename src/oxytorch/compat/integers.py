@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import nn
 from .. import quantization
 from ..quantization.configs import WeightConfig
 from ..quantization.static.recipe import Recipe, load_recipe, save_recipe
+from ..rewriting.refusals import attached
 from .errors import not_served
 from .qconfigs import settings_of
 
@@ -159,8 +162,50 @@ def save_qconf_summary(model: nn.Module, qconf_summary: str) -> None:
 
 
 def load_qconf_summary(model: nn.Module, qconf_summary: str) -> None:
-    """Reads a recipe that `save_qconf_summary` wrote, for `convert`."""
-    _prepared(model, "load_qconf_summary").recipe = load_recipe(qconf_summary)
+    """Reads a recipe that `save_qconf_summary` wrote, for `convert`.
+
+    Raises NotServedError for a file that the predecessor wrote, with the layers that it keeps in
+    floating point, and ValueError for any other file.
+    """
+    prepared = _prepared(model, "load_qconf_summary")
+    try:
+        prepared.recipe = load_recipe(qconf_summary)
+    except ValueError:
+        layers = _layers_of_predecessor(qconf_summary)
+        if layers is None:
+            raise
+        floating = [name for name, is_floating in layers.items() if is_floating]
+        ways = [f".set({name!r}, 'float')" for name in floating[:5]]
+        more = ", and so on" if len(floating) > 5 else ""
+        kept = f" (as this file has it: recipe_of(prepared){''.join(ways)}{more})" if ways else ""
+        raise not_served(
+            f"the file {qconf_summary}, which it wrote itself,",
+            "call the prepared model on typical data once more, edit what "
+            f"oxytorch.quantization.recipe_of(prepared) returns{kept}, and keep it by "
+            "save_qconf_summary",
+        ) from None
+
+
+def _layers_of_predecessor(path: str) -> dict[str, bool] | None:
+    """Names in a JSON file of the predecessor's, and whether they stay in floating point; None for
+    any other file. There, each operator has a name "fqn" and lists of its tensors."""
+    try:
+        data = json.loads(Path(path).read_text())
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        return None
+    found: dict[str, bool] = {}
+
+    def look(value: Any) -> None:
+        if isinstance(value, dict) and {"fqn", "input_tensor_infos"} <= {*value}:
+            tensors = [t for t in value["input_tensor_infos"] or () if isinstance(t, dict)]
+            kinds = [t.get("force_dtype") for t in tensors]
+            found[str(value["fqn"])] = bool(kinds) and kinds[0] == "torch.float32"
+        elif isinstance(value, dict | list):
+            for each in value.values() if isinstance(value, dict) else value:
+                look(each)
+
+    look(data)
+    return found or None
 
 
 def _mark(model: nn.Module, prepared: Prepared) -> None:
@@ -168,10 +213,4 @@ def _mark(model: nn.Module, prepared: Prepared) -> None:
 
 
 def _prepared(model: nn.Module, caller: str) -> Prepared:
-    found = model.__dict__.get(_ATTRIBUTE)
-    if not isinstance(found, Prepared):
-        raise ValueError(
-            f"{caller}: expected a model that quantization.prepare returned, got a "
-            f"{type(model).__name__} that was not prepared"
-        )
-    return found
+    return attached(caller, model, _ATTRIBUTE, Prepared, "quantization.prepare")

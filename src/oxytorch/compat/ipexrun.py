@@ -107,13 +107,7 @@ def meanings() -> dict[str, str]:
 class _Words(argparse.Action):
     """All words of the command line; of these, help is argparse's."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         if values[:1] in (["-h"], ["--help"]):
             parser.print_help()
             parser.exit()

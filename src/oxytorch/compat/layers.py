@@ -68,7 +68,7 @@ class MergedEmbeddingBag(nn.Module):
             ):  # fmt: skip
                 raise ValueError(
                     f"{type(self).__name__}: expected tables of one feature_size, dtype and "
-                    f"pooling mode, got {spec} beside {first}"
+                    f"pooling mode, got {first} and {spec}"
                 )
         if first.pooling_modes not in ("sum", "mean"):
             raise ValueError(

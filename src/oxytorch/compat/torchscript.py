@@ -8,7 +8,6 @@ freeze what they have optimized. Here a module that was traced of such a model i
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from torch import nn
 
 from ..optimize import optimize
-from ..quantization.static.recipe import Recipe
 from ..rewriting.changes import log_of
 
 is_enabled = True
@@ -29,13 +27,6 @@ def tracing(trace: Any) -> Any:
 
     @functools.wraps(trace)
     def noting(func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(func, nn.Module) and _is_of_integers(func):
-            warnings.warn(
-                "torch.jit.trace: the quantized model is recorded in floating point; call what "
-                "quantization.convert returned itself, without trace and freeze, or write it "
-                "with oxytorch.save",
-                stacklevel=2,
-            )
         cache = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(cache and not torch.is_autocast_enabled("cpu"))
         try:
@@ -63,7 +54,3 @@ def freezing(freeze: Any) -> Any:
         return optimize(mod, sample_input=inputs)
 
     return optimizing
-
-
-def _is_of_integers(model: nn.Module) -> bool:
-    return isinstance(getattr(model.__dict__.get("forward"), "recipe", None), Recipe)

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/export.h"
+#include "core/huge_pages.h"
 #include "core/torch_api.h"
 
 // Exists in torch 2.11 and later.
@@ -22,7 +23,6 @@ namespace oxytorch {
 namespace {
 
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
 // Below this, malloc gives the same memory again.
 constexpr std::size_t kLeast = 4096;
 // Of addresses. Only what is used takes memory.
@@ -37,20 +37,8 @@ std::size_t round_up(std::size_t value, std::size_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-// Bytes that a system call gives and takes, which begin at a huge page.
 std::byte* map(std::size_t size) {
-  void* found = mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (found == MAP_FAILED) return nullptr;
-  auto* begin = static_cast<std::byte*>(found);
-  const std::size_t before = round_up(reinterpret_cast<std::uintptr_t>(begin), kHugePage) -
-                             reinterpret_cast<std::uintptr_t>(begin);
-  if (before > 0) munmap(begin, before);
-  if (before < kHugePage) munmap(begin + before + size, kHugePage - before);
-#ifdef MADV_HUGEPAGE
-  madvise(begin + before, size, MADV_HUGEPAGE);
-#endif
-  return begin + before;
+  return static_cast<std::byte*>(map_huge(size, PROT_READ | PROT_WRITE));
 }
 
 // The whole pages in these bytes go back to the system; they are zeros when they are used again.

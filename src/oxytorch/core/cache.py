@@ -6,14 +6,12 @@ answer.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import os
-import tempfile
 from pathlib import Path
 
 from .. import config
+from .whole_file import replacing
 
 log = logging.getLogger("oxytorch.cache")
 _DIGEST = hashlib.sha256().digest_size
@@ -48,17 +46,11 @@ def write(kind: str, key: str, data: bytes) -> bool:
     place = folder(kind)
     if place is None:
         return False
-    temporary = ""
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, temporary = tempfile.mkstemp(dir=place, prefix=".new-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(data).digest() + data)
-        os.replace(temporary, place / key)
+        with replacing(place / key) as file:
+            file.write_bytes(hashlib.sha256(data).digest() + data)
     except OSError as error:
         log.warning("cannot write the cache, the next process makes it again: %s", error)
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
         return False
     return True

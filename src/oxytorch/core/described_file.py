@@ -5,7 +5,7 @@ description). The description is a dictionary, whose `sha256` has that of each t
 `made_by` the versions of oxytorch and torch; the rest belongs to the format. An entry of a tensor
 has `tensor` (its name in the file), dtype, shape and order (in which its dimensions lie in memory).
 
-A file holds no code. Nothing of it is believed: all is checked before it is used.
+A file holds no code. All of it is checked before it is used.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class DescribedFile:
         content = found.get("description")
         if not isinstance(content, str) or _hash(content) != found.get("sha256"):
             raise CheckpointError(
-                f"{self.path}: expected a description with the sha256 beside it, got another; the "
-                "file was altered"
+                f"{self.path}: expected a description that has its sha256, got another; the file "
+                "was altered"
             )
         try:
             description = json.loads(content)

@@ -144,16 +144,22 @@ OXY_INLINE i32v dot_bytes(i32v sum, i32v of_unsigned, i32v of_signed) {
 #endif
 }
 
-// Bytes: unsigned ones of a, signed ones of b.
-struct Int8Quad : IntegerSums {
-  using Element = std::int8_t;
+// Bytes: those of b are `E`, those of a are unsigned where `E` is signed, and signed where it is
+// not.
+template <class E>
+struct QuadOf : IntegerSums {
+  using Element = E;
   using Unit = std::uint32_t;
   static constexpr int kDepth = 4;
 
   OXY_INLINE i32v multiply(i32v sum, i32v a, std::uint32_t b) {
-    return dot_bytes(sum, a, repeated<i32v>(b));
+    return multiply(sum, a, repeated<i32v>(b));
+  }
+  OXY_INLINE i32v multiply(i32v sum, i32v a, i32v b) {
+    return __is_same(E, std::int8_t) ? dot_bytes(sum, a, b) : dot_bytes(sum, b, a);
   }
 };
+using Int8Quad = QuadOf<std::int8_t>;
 #endif
 
 }  // namespace oxytorch::OXY_LEVEL

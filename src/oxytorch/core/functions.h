@@ -24,7 +24,7 @@ OXY_INLINE f32v coarse_reciprocal(f32v v) {
 #endif
 }
 
-// v 2^n for a whole number n between -152 and 130.
+// v 2^n for an integer n between -152 and 130.
 OXY_INLINE f32v scale_by_power(f32v v, f32v n) {
 #if defined(__AVX512F__)
   return reinterpret_cast<f32v>(

@@ -4,10 +4,12 @@ replace."""
 from __future__ import annotations
 
 import ctypes
-import mmap
 import sys
+import weakref
 
 import torch
+
+from .. import _library
 
 _HUGE_PAGE = 2 << 20
 MOST_FREED = 16 << 20
@@ -21,14 +23,16 @@ def empty_bytes(count: int) -> torch.Tensor:
     From 2 MiB on it begins at a huge page and the system is asked for huge pages, where it has
     them: a thread that reads 20 GB/s would else look up five million pages a second.
     """
-    if count < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if count < _HUGE_PAGE or not _library.loaded:
         return torch.empty(count, dtype=torch.uint8)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    block = mmap.mmap(-1, count + _HUGE_PAGE, flags=flags)
-    block.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(block, dtype=torch.uint8)
-    begin = -whole.data_ptr() % _HUGE_PAGE
-    return whole[begin : begin + count]
+    library = _library.functions()
+    data = library.oxytorch_map_huge(count)
+    if not data:
+        return torch.empty(count, dtype=torch.uint8)  # says that there is no memory
+    block = (ctypes.c_char * count).from_address(data)
+    # The tensor's storage holds the block; both end together.
+    weakref.finalize(block, library.oxytorch_unmap_huge, data, count).atexit = False
+    return torch.frombuffer(block, dtype=torch.uint8)
 
 
 def note_freed(count: int) -> None:

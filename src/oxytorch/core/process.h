@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "core/old_runtime.h"
+
 namespace oxytorch {
 
 // A function of the process, by its name.

@@ -1,4 +1,4 @@
-// Whole numbers of steps.
+// Integer numbers of steps.
 #pragma once
 
 #include <cstdint>

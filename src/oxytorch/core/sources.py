@@ -51,7 +51,7 @@ class Sources:
     owner: the module in whose place the derived value stands; its hooks are called by torch.
     holders: modules that are not called, whose children, settings and tensors code may read: lists
     of modules above all.
-    values: whether parameters and buffers of the modules are sources too; else they are read anew
+    values: whether parameters and buffers of the modules are sources too; else they are read again
     at each use, and only noted is which there are.
     names: global variables that code reads: (name of the Python module, name). methods: what code
     finds in a module's class: (module, name). settings: what it reads in another object, such as a
@@ -150,7 +150,7 @@ class Sources:
         with self._lock:
             compared = self._compared
             if compared is None or isinstance(compared, _Nothing) or self._values or self._tensors:
-                return False  # what is closed anew would take tensors as they are now
+                return False  # what is closed again would take tensors as they are now
             now = [m.__dict__.get(name) for m, name in self._dictionaries]
             pairs = zip(self._looked_at, now, strict=True)
             others = {id(then): table for then, table in pairs if then is not table}

@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .errors import CheckpointError
+from .whole_file import replacing
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -207,18 +207,13 @@ def write(
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
     hashes = {}
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with temporary.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for name, source in ordered:
-                flat = source.make().detach().contiguous()
-                content = bytes_of(flat)
-                hashes[name] = hashlib.sha256(content).hexdigest()
-                file.write(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, source in ordered:
+            flat = source.make().detach().contiguous()
+            content = bytes_of(flat)
+            hashes[name] = hashlib.sha256(content).hexdigest()
+            file.write(content)
     return hashes
 
 

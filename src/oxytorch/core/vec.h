@@ -249,7 +249,7 @@ OXY_INLINE void store(T* p, f32v v, Whole) {
   store(p, v);
 }
 
-// Vectors of whole numbers, as they are in memory.
+// Vectors of integers, as they are in memory.
 
 template <class V, class T>
 OXY_INLINE V load_raw(const T* p, Whole) {
@@ -449,7 +449,7 @@ OXY_INLINE float largest_magnitude(const T* x, std::int64_t width) {
   return __builtin_bit_cast(float, maximum(bits));
 }
 
-// The nearest whole number, for magnitudes below 2^22.
+// The nearest integer, for magnitudes below 2^22.
 OXY_INLINE f32v nearest(f32v v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<f32v>(_mm512_roundscale_ps(

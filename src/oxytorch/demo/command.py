@@ -57,7 +57,7 @@ def missing_packages() -> list[str]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the demo; 0 if the optimized fp32 model answers as stock does."""
+    """Runs the demo; 0 if the optimized fp32 model gives the outputs of stock."""
     missing = missing_packages()
     if missing:
         print(

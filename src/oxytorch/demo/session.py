@@ -63,7 +63,7 @@ class Session:
 
     @property
     def faithful(self) -> bool:
-        """Whether the optimized fp32 model answers as stock does."""
+        """Whether the optimized fp32 model gives the outputs of stock."""
         row = next(row for row in self.rows if row.name == OPTIMIZED.name)
         return row.difference <= TOLERANCE
 

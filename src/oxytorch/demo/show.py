@@ -91,7 +91,7 @@ def report(session: Session, console: Console) -> None:
         console.print(shorten(line, console.width), markup=False)
 
     console.print()
-    console.rule("Speed, memory and answers", align="left", characters="-")
+    console.rule("Speed, memory and outputs", align="left", characters="-")
     console.print(table(session.rows, session.rows[0]))
     console.print(
         f"\nall-MiniLM-L6-v2, {session.parameters / 1e6:.1f} M parameters; "
@@ -121,7 +121,7 @@ def report(session: Session, console: Console) -> None:
     console.print(f"\n{agreement(session)}")
 
     fp32 = next(row for row in session.rows if row.name == OPTIMIZED.name)
-    verdict = "the same answers as" if session.faithful else "NOT the same answers as"
+    verdict = "the same outputs as" if session.faithful else "NOT the same outputs as"
     console.print(
         f"Optimized fp32 gives {verdict} stock: largest difference {fp32.difference:.1e}, "
         f"allowed {TOLERANCE:.0e}.",

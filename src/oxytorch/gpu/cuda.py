@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..core import cache
+from ..core.c_members import members
 from .arguments import Arguments
 from .errors import DriverError, OutOfDeviceMemoryError
 from .images import Image
@@ -40,15 +41,9 @@ class _LaunchConfig(ctypes.Structure):
     """CUlaunchConfig: passed by one pointer, so that a launch converts four arguments, not 11."""
 
     _fields_ = (
-        ("gridDimX", ctypes.c_uint),
-        ("gridDimY", ctypes.c_uint),
-        ("gridDimZ", ctypes.c_uint),
-        ("blockDimX", ctypes.c_uint),
-        ("blockDimY", ctypes.c_uint),
-        ("blockDimZ", ctypes.c_uint),
-        ("sharedMemBytes", ctypes.c_uint),
-        ("hStream", ctypes.c_void_p),
-        ("attrs", ctypes.c_void_p),
+        *members(ctypes.c_uint, "gridDimX", "gridDimY", "gridDimZ"),
+        *members(ctypes.c_uint, "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes"),
+        *members(ctypes.c_void_p, "hStream", "attrs"),
         ("numAttrs", ctypes.c_uint),
     )
 

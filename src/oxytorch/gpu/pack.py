@@ -13,12 +13,12 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from ..core.whole_file import replacing
 from .compilers import Compiled
 from .errors import ImageError
 from .images import PACKAGE, SCHEMA, Collection, Image, file_digests, source_digest
@@ -159,15 +159,7 @@ def _write(folder: Path, device: str, content: Sequence[Entry]) -> None:
 
 def _replace(path: Path, data: bytes) -> None:
     """Puts a whole file in the place of another, in one step."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

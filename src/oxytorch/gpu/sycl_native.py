@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..core.c_members import members
 from .errors import DriverError, OutOfDeviceMemoryError
 
 _NATIVE_CONTEXT = "_ZNK4sycl3_V17context9getNativeEv"
@@ -37,8 +38,7 @@ class _ModuleDescription(ctypes.Structure):
         ("pNext", ctypes.c_void_p),
         ("format", ctypes.c_uint),
         ("inputSize", ctypes.c_size_t),
-        ("pInputModule", ctypes.c_char_p),
-        ("pBuildFlags", ctypes.c_char_p),
+        *members(ctypes.c_char_p, "pInputModule", "pBuildFlags"),
         ("pConstants", ctypes.c_void_p),
     )
 

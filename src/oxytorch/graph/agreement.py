@@ -22,8 +22,16 @@ of the largest value: a wrong formula is off by 1e-3 and more."""
 LOGITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Of a whole step of a language model from the model's own code, as a fraction of the largest."""
 
+LOGITS_MULTIPLE = {None: 1.0, "int8": 8.0}
+"""What `LOGITS` is multiplied with by what activations are rounded to: sums that differ by rounding
+to bfloat16 may become neighbouring steps of 255, which are about eight times as far apart."""
+
+JOINED = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+"""Of the rows of several calls at once from those of the calls alone, as a fraction of the largest
+value: products of other sizes sum in another order."""
+
 PACKED_LAYER = {None: 0.02, 8: 0.05, 4: 0.5}
-"""Of a packed decoder layer from the layer with its plain weights, as a fraction of the answer's
+"""Of a packed decoder layer from the layer with its plain weights, as a fraction of the output's
 size, by the bits of the codes: rounding to so few bits is no mistake. The first layer of each
 structure, and each that differs by more, is held to `PACKED_MULTIPLE` instead."""
 

@@ -14,8 +14,9 @@ from torch.export import ExportedProgram
 
 from ..program.export import captured
 from ..program.passes.editor import Note
-from ..program.plan import Plan, hint
+from ..program.plan import ArenaPlan, hint
 from ..program.program import Step, Steps, Value
+from ..program.told import calls_told
 from . import drawing
 
 
@@ -29,6 +30,9 @@ def explain(
     model: a module in evaluation mode, which `torch.export` captures, or what that returned.
     inputs: positional arguments to capture it with, a tensor for a single one; kwargs: those by
     name. The model stays as it is. Kernels are timed where a pass decides by time.
+
+    Of a model that `optimize` made a program of, it also tells what became of the calls so far:
+    which sizes are served, and why no others.
 
     print() gives the text with the program before and after; `.svg(path)` draws both.
 
@@ -46,7 +50,8 @@ def explain(
     found = captured(exported)
     with torch.no_grad():
         after, once, notes = found.improved()
-    return Explanation(name, found.steps, after, once, tuple(notes), found.names)
+    calls = () if isinstance(model, ExportedProgram) else tuple(calls_told(model))
+    return Explanation(name, found.steps, after, once, tuple(notes), found.names, calls)
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,6 +60,7 @@ class Explanation:
 
     before, after: the steps of a call. once: the steps that are done before the first call and
     after a write to a weight. notes: what each pass did or left, in order. names: of the weights.
+    calls: what became of the calls so far, of a model that runs as a program.
     """
 
     name: str
@@ -63,6 +69,7 @@ class Explanation:
     once: Steps
     notes: tuple[Note, ...]
     names: Mapping[Value, str]
+    calls: tuple[str, ...] = ()
 
     @property
     def fused(self) -> list[Note]:
@@ -70,7 +77,7 @@ class Explanation:
         return [note for note in self.notes if not note.why and note.made != (note.step.target,)]
 
     @property
-    def left(self) -> list[Note]:
+    def skipped(self) -> list[Note]:
         """What a pass left, where no later one took it: the last reason of each pass."""
         makers = {value: step for step in self.after.steps for value in step.results if value}
         last: dict[tuple[str, Value], Note] = {}
@@ -88,7 +95,7 @@ class Explanation:
         parts = [
             head,
             "Changed\n" + _lines(map(self._change, self.fused)),
-            "Left as it is\n" + _lines(map(self._reason, self.left)),
+            "Left as it is\n" + _lines(map(self._reason, self.skipped)),
             f"Arena\n{self._arena()}",
             f"Operators after\n{_lines(step.target for step in self.after.steps)}",
             self._program("Before", self.before),
@@ -96,6 +103,8 @@ class Explanation:
         ]
         if self.once.steps:
             parts.append(self._program("Done once", self.once))
+        if self.calls:
+            parts.insert(1, "Calls\n" + _lines(self.calls))
         return "\n\n".join(parts)
 
     def __repr__(self) -> str:
@@ -112,7 +121,7 @@ class Explanation:
 
     def _arena(self) -> str:
         """What the program's plan of memory takes, for all sizes and for those of the inputs."""
-        plan = Plan.of_text(self.after.text())
+        plan = ArenaPlan.of_text(self.after.text())
         metas = [value.meta for value in self.after.inputs if not value.is_size]
         if not plan.places or any(meta is None for meta in metas):
             return "  nothing"
@@ -136,7 +145,7 @@ class Explanation:
         return "\n".join([title, *lines, steps.text()])
 
     def _repr_svg_(self) -> str:
-        left = {note.step.results[0]: note.why for note in self.left}
+        left = {note.step.results[0]: note.why for note in self.skipped}
         changed = {note.step for note in self.fused}
         return drawing.draw(
             [

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "core/old_runtime.h"
 #include "kernels/memory.h"
 
 namespace oxytorch::kernels {

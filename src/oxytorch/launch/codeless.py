@@ -117,7 +117,7 @@ def _optimize(model: nn.Module, args: Any, kwargs: Any) -> None:
         return
     log = log_of(model)
     assert log is not None
-    modules = len({entry.module for entry in log.report.done})
+    modules = len({entry.module for entry in log.report.applied})
     what = f"{modules} module{'s' * (modules != 1)} optimized" if modules else "nothing to optimize"
     hint = "" if modules or installed.sample else "; --sample-first-call finds more"
     _say(f"{name}: {what}{hint}")

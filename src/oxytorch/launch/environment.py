@@ -130,7 +130,7 @@ def _choose(
             if asked not in ("auto", "default", choice):
                 raise MissingLibraryError(
                     f"{OPTIONS.get(asked, '--omp-runtime')}: expected no {choice} in LD_PRELOAD "
-                    f"beside {asked}; unset LD_PRELOAD"
+                    f"with {asked}; unset LD_PRELOAD"
                 )
             return None, choice
     if asked == "default":

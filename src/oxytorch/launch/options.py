@@ -92,13 +92,7 @@ ELSEWHERE = {
 class _Elsewhere(argparse.Action):
     """An option of another launcher: the error says what to do."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         parser.error(f"{option_string} is no option of oxytorch run: {self.const}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -29,13 +30,20 @@ class CacheLayer:
 
     @classmethod
     def empty(
-        cls, batch: int, kv_heads: int, capacity: int, head_dim: int, dtype: torch.dtype
+        cls,
+        batch: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        zeros: bool = True,
     ) -> CacheLayer:
-        """Allocates a layer of zeros."""
+        """Allocates a layer, of zeros or of what is there."""
         shape = (batch, kv_heads, capacity, head_dim)
-        tensors = [torch.zeros(shape, dtype=dtype) for _ in range(2)]
+        make = torch.zeros if zeros else torch.empty
+        tensors = [make(shape, dtype=dtype) for _ in range(2)]
         if dtype == torch.int8:
-            tensors += [torch.zeros(shape[:3]) for _ in range(2)]
+            tensors += [make(shape[:3]) for _ in range(2)]
         return cls(*tensors)
 
     @property
@@ -62,6 +70,10 @@ class CacheLayer:
     def rows(self, index: Tensor) -> CacheLayer:
         """Returns a layer whose sequences are those of this one at `index` (copies)."""
         return CacheLayer(*(tensor[index] for tensor in self.tensors()))
+
+    def row(self, index: int) -> CacheLayer:
+        """Returns the layer of one sequence (views)."""
+        return CacheLayer(*(tensor[index : index + 1] for tensor in self.tensors()))
 
     def since(self, position: int) -> CacheLayer:
         """Returns this layer without what lies before a position (views)."""
@@ -113,10 +125,10 @@ class KVCache:
     kv_heads: number of key and value heads, for all layers or one for each.
     head_dim: size of a head, for all layers or one for each.
     dtype: bfloat16, float32 or int8 (with a float32 scale for each token and head).
+    zeros: False leaves the memory as it is, which then is taken as far as it is written.
 
     The attribute `length` is the number of tokens seen so far; whoever writes to the layers
-    increases it. `beams` is None or int32 [batch, capacity]: position t of sequence b lies in row
-    beams[b, t].
+    increases it.
 
     Raises ValueError for layers, batch or capacity below one, or another dtype.
     """
@@ -129,6 +141,7 @@ class KVCache:
         kv_heads: int | list[int],
         head_dim: int | list[int],
         dtype: torch.dtype = torch.bfloat16,
+        zeros: bool = True,
     ) -> None:
         for name, value in (("layers", layers), ("batch", batch), ("capacity", capacity)):
             if value < 1:
@@ -140,21 +153,26 @@ class KVCache:
         dims = head_dim if isinstance(head_dim, list) else [head_dim] * layers
         rounded = rounded_capacity(capacity)
         self.layers = [
-            CacheLayer.empty(batch, heads[i], rounded, dims[i], dtype) for i in range(layers)
+            CacheLayer.empty(batch, heads[i], rounded, dims[i], dtype, zeros) for i in range(layers)
         ]
         self.batch = batch
         self.capacity = rounded
         self.length = 0
-        self.beams: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self.layers)
 
+    def row(self, index: int) -> KVCache:
+        """An empty cache of one sequence in the memory of sequence `index`."""
+        found = copy.copy(self)
+        found.layers = [layer.row(index) for layer in self.layers]
+        found.batch, found.length = 1, 0
+        return found
+
     def reset(self) -> None:
         """Forgets all tokens."""
         self.length = 0
-        self.beams = None
 
     def crop(self, length: int) -> None:
         """Forgets the tokens from position `length` on."""
@@ -162,9 +180,16 @@ class KVCache:
             raise ValueError(f"KVCache.crop: expected length 0 to {self.length}, got {length}")
         self.length = length
 
-    def reorder(self, index: Tensor) -> None:
-        """Makes sequence b go on where sequence index[b] stood; keys and values stay in place."""
-        self.beams = reordered(self.beams, index, self.capacity)
+
+class CacheSlots:
+    """Caches of several sequences, each of its own length, that can step together.
+
+    shared: all of them, a row for each. slots: the same memory as a cache for each.
+    """
+
+    def __init__(self, shared: KVCache) -> None:
+        self.shared = shared
+        self.slots = [shared.row(index) for index in range(shared.batch)]
 
 
 def rounded_capacity(tokens: int) -> int:

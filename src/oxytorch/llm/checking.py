@@ -22,9 +22,9 @@ from .plan import LayerPlan, Products
 
 
 class Differs(Exception):
-    """A layer's own answers are not those of any plan, or of its packed form; gap: by how much."""
+    """A layer's own outputs are not those of any plan, or of its packed form; gap: by how much."""
 
-    def __init__(self, gap: float, reason: str = "its answers differ from every recipe's") -> None:
+    def __init__(self, gap: float, reason: str = "its outputs differ from every recipe's") -> None:
         super().__init__(reason)
         self.gap = gap
 
@@ -38,7 +38,7 @@ class Chooser:
         self._likely: LayerPlan | None = None
 
     def choose(self, calls: LayerCalls) -> tuple[LayerPlan, float]:
-        """Returns the plan of a layer, and how far its answers lie apart (0 if it was not tried).
+        """Returns the plan of a layer, and how far its outputs lie apart (0 if it was not tried).
 
         A layer of the same modules, settings and shapes as one before computes the same with other
         weights, and has the same plan. Raises Unmatched or Differs.
@@ -81,7 +81,7 @@ _NUMBERS = ("layer_idx", "layer_id", "layer_number")
 
 
 def choose(calls: LayerCalls, config: Any, likely: LayerPlan | None) -> tuple[LayerPlan, float]:
-    """Returns the plan that gives a layer's own answers, and how far they lie apart.
+    """Returns the plan that gives a layer's own outputs, and how far they lie apart.
 
     The layer runs as a float32 copy with random norms and biases: what is one or zero in a fresh
     model hides nothing. likely: a plan whose choices are tried first. Raises Unmatched or Differs.
@@ -176,11 +176,11 @@ Runs = list[tuple[Tensor, dict[str, Any]]]
 
 
 def original(layer: nn.Module, plan: LayerPlan, runs: Runs) -> tuple[Tensor, ...]:
-    """The layer's own answers."""
+    """The layer's own outputs."""
     from transformers.cache_utils import DynamicCache
 
     cache = DynamicCache()
-    answers = []
+    outputs = []
     for states, arguments in runs:
         changed = {**arguments, str(plan.cache_argument): cache}
         try:
@@ -191,26 +191,26 @@ def original(layer: nn.Module, plan: LayerPlan, runs: Runs) -> tuple[Tensor, ...
             line = (str(error).splitlines() or [""])[0]
             reason = f"it does not run on random values ({type(error).__name__}: {line})"
             raise Unmatched(reason) from error
-        answers.append(result[0] if isinstance(result, tuple) else result)
-    return tuple(answers)
+        outputs.append(result[0] if isinstance(result, tuple) else result)
+    return tuple(outputs)
 
 
 def fused(
     record: DecoderLayer, plan: LayerPlan, runs: Runs, cache_dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, ...]:
-    """The fused layer's answers to the same, without masks: causal, in the plan's window."""
+    """The fused layer's outputs to the same, without masks: causal, in the plan's window."""
     length = sum(states.shape[1] for states, _ in runs)
     capacity = rounded_capacity(length)
     batch = runs[0][0].shape[0]
     cache = CacheLayer.empty(batch, plan.kv_heads, capacity, plan.head_dim, cache_dtype)
-    answers = []
+    outputs = []
     start = 0
     for states, arguments in runs:
         cos, sin = plan.cos_sin(arguments)
         with torch.no_grad():
-            answers.append(record.step(states, cache, start, cos, sin))
+            outputs.append(record.step(states, cache, start, cos, sin))
         start += states.shape[1]
-    return tuple(answers)
+    return tuple(outputs)
 
 
 def packed_gap(
@@ -220,9 +220,9 @@ def packed_gap(
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
 ) -> float:
-    """How far a packed layer's answer to the sample prompt is from what the layer itself gave.
+    """How far a packed layer's output to the sample prompt is from what the layer itself gave.
 
-    As sizes of vectors: the difference by the answer.
+    As sizes of vectors: the difference by the output.
     """
     found = fused(record, plan, _sample(calls, dtype), cache_dtype)
     return _distance_of(found, (calls.output,))
@@ -231,7 +231,7 @@ def packed_gap(
 def gap_of_own_weights(
     record: DecoderLayer, plan: LayerPlan, calls: LayerCalls, dtype: torch.dtype
 ) -> tuple[float, float]:
-    """How far a packed layer's answer is from that of its own code in float32, with the same
+    """How far a packed layer's output is from that of its own code in float32, with the same
     rounded weights, and how far that of its own code in `dtype` is from it.
 
     Where experts are routed, float32 takes those that the packed layer chose: scores that are

@@ -287,7 +287,7 @@ class _KeysRun:
         if cache is not None and cache.length:
             self.length = cache.length
             for index, layer in enumerate(cache.layers):
-                self._cache.update(*layer.plain(cache.length, cache.beams, dtype), index)
+                self._cache.update(*layer.plain(cache.length, None, dtype), index)
 
     def step(self, tokens: Tensor, every: bool) -> Tensor:
         output = self.decoder.call(
@@ -315,7 +315,7 @@ _TRIED: WeakKeyDictionary[nn.Module, dict[bool, str | None]] = WeakKeyDictionary
 def _state_name(decoder: PlainDecoder, several: bool) -> str | None:
     """What a model calls its state, or None where going on from it gives other scores.
 
-    several: for more than one sequence. Nothing is believed before it was tried on numbers. Raises
+    several: for more than one sequence. Each plan is tried on numbers before it is used. Raises
     TypeError where a token changes the scores of those before it.
     """
     from .transformers_cache import state_of
@@ -330,8 +330,8 @@ def _state_name(decoder: PlainDecoder, several: bool) -> str | None:
     allowed = _allowed(whole)
     if difference(whole[:, :before], first.logits) > allowed:
         raise TypeError(
-            f"generate: expected a model that scores tokens by those before them, but "
-            f"{type(decoder.model).__name__} reads those behind them too; use its own generate"
+            f"generate: expected a model that scores tokens by earlier ones, but "
+            f"{type(decoder.model).__name__} reads later ones too; use its own generate"
         )
     known[several] = None
     for name, state in state_of(decoder.model, first).items():

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from .cache import KVCache
+from .. import isa
+from ..ops.panels import PanelWeight
+from .cache import CacheSlots
+from .generation import MOST_GUESSES
+from .layer import Product, RoutedMlp
 from .record import FusedModel
+
+_ALL_ROWS = 1 << 20
+
+_BLOCK = 128
+"""Inputs whose products are summed as integers, however many rows there are."""
 
 
 def can_join(model: FusedModel) -> bool:
@@ -16,24 +25,55 @@ def can_join(model: FusedModel) -> bool:
     return not any(table.changing for table in model.tables)
 
 
-def joint_step(model: FusedModel, tokens: Tensor, caches: Sequence[KVCache]) -> Tensor:
+def joint_step(
+    model: FusedModel, tokens: Tensor, caches: CacheSlots, rows: Sequence[int]
+) -> Tensor:
     """Logits [sequences, 1, vocabulary] after a token of each, which its cache then counts.
 
     Weights are read once for all of them; each attends over its own cache.
-    tokens: int64 [sequences, 1]. caches: of one sequence each, with room for one more token.
+    tokens: int64 [sequences, 1]. rows: their slots, with room for one more token.
     """
-    starts = [cache.length for cache in caches]
-    positions = torch.tensor(starts)[:, None]
+    places = torch.tensor(rows)
+    starts = torch.tensor([caches.slots[row].length for row in rows])
+    positions = starts[:, None]
     hidden = model.embedded(tokens, 0, positions)
     angles = [table.at(positions) for table in model.tables]
     for index, layer in enumerate(model.layers):
         table = model.rotary[index]
         cos, sin = (None, None) if table is None else angles[table]
-        layers = [cache.layers[index] for cache in caches]
-        hidden = layer.step(hidden, layers, starts, cos, sin)
-    for cache in caches:
-        cache.length += 1
+        hidden = layer.step(hidden, caches.shared.layers[index], starts, cos, sin, rows=places)
+    for row in rows:
+        caches.slots[row].length += 1
     return model.logits(hidden)
+
+
+def most_alike_rows(model: FusedModel) -> int:
+    """The most rows of a product that have the sums that each has alone.
+
+    Products of codes with rounded activations sum integers, in the same blocks for any number of
+    rows; others do so for few rows, in AMX not those of plain bfloat16.
+    """
+    weights = [*_weights(model)]
+    blocks = all(isinstance(each, PanelWeight) and _sums_integers(each) for each in weights)
+    return _ALL_ROWS if blocks and isa.active() != "generic" else MOST_GUESSES + 1
+
+
+def _sums_integers(weight: PanelWeight) -> bool:
+    return weight.activation_dtype == "int8" and (weight.group_size or 0) <= _BLOCK
+
+
+def _weights(model: FusedModel) -> Iterator[Tensor | None]:
+    """The weights of all products of a step."""
+    for layer in model.layers:
+        mlp = layer.mlp
+        products = [layer.attention.qkv, layer.attention.output]
+        if isinstance(mlp, RoutedMlp):
+            products += [mlp.router, *mlp.gate_up, *mlp.down]
+        else:
+            products += [mlp.up, mlp.down]
+        yield from (product.weight for product in products)
+    head = model.head
+    yield head.weight if isinstance(head, Product) else head.module._parameters["weight"]
 
 
 def exact_rows(model: FusedModel, vocabulary: int, most: int) -> int:
@@ -49,13 +89,14 @@ def exact_rows(model: FusedModel, vocabulary: int, most: int) -> int:
 
 def _rounds_alike(model: FusedModel, vocabulary: int, rows: int, draw: torch.Generator) -> bool:
     tokens = torch.randint(vocabulary, (rows, _READ + rows + _STEPS), generator=draw)
-    joint, single = ([model.cache(1, tokens.shape[1]) for _ in range(rows)] for _ in range(2))
+    joint = model.slots(rows, tokens.shape[1])
+    single = [model.cache(1, tokens.shape[1]) for _ in range(rows)]
     for row in range(rows):
-        for caches in (joint, single):
-            model.step(tokens[row : row + 1, : _READ + row], caches[row])
+        for cache in (joint.slots[row], single[row]):
+            model.step(tokens[row : row + 1, : _READ + row], cache)
     for place in range(_READ + rows, _READ + rows + _STEPS):
         column = tokens[:, place : place + 1]
-        found = joint_step(model, column, joint)
+        found = joint_step(model, column, joint, range(rows))
         alone = [model.step(column[row : row + 1], single[row]) for row in range(rows)]
         if not torch.equal(found, torch.cat(alone)):
             return False

@@ -153,7 +153,7 @@ class RoutedMlp:
         return weights, indices
 
     def mixed(self, x: Tensor, residual: Tensor | None, weights: Tensor, indices: Tensor) -> Tensor:
-        """Returns the answers of these experts times their weights, + residual if there is one."""
+        """Returns the outputs of these experts times their weights, + residual if there is one."""
         if self.packed is None:
             rows = x.reshape(-1, x.shape[-1])
             result = self._one_by_one(rows, weights, indices).view(x.shape)
@@ -263,41 +263,17 @@ class Attention:
     def __call__(
         self,
         x: Tensor,
-        cache: CacheLayer | list[CacheLayer],
-        start: int | Tensor | list[int],
+        cache: CacheLayer,
+        start: int | Tensor,
         cos: Tensor | None,
         sin: Tensor | None,
         mask: Tensor | None,
         beams: Tensor | None,
         windowed: bool = False,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Returns [batch, n, heads * head_dim], before the output product; see `DecoderLayer`."""
         query, key, value = self.projected(x)
-        if not isinstance(cache, list):
-            return self._attended(query, key, value, cache, start, cos, sin, mask, beams, windowed)
-        assert isinstance(start, list) and mask is None and beams is None
-        rows = []
-        for row, (layer, place) in enumerate(zip(cache, start, strict=True)):
-            one = slice(row, row + 1)
-            angles = [None if each is None else each[one] for each in (cos, sin)]
-            own = (query[one], key[one], value[one], layer, place)
-            rows.append(self._attended(*own, angles[0], angles[1], None, None, windowed))
-        return torch.cat(rows)
-
-    def _attended(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: CacheLayer,
-        start: int | Tensor | list[int],
-        cos: Tensor | None,
-        sin: Tensor | None,
-        mask: Tensor | None,
-        beams: Tensor | None,
-        windowed: bool,
-    ) -> Tensor:
-        assert not isinstance(start, list)
         query_norm, key_norm = self.query_norm, self.key_norm
         if self.flat_norms:
             query_norm = key_norm = None  # applied already
@@ -325,6 +301,7 @@ class Attention:
             scale=self.scale,
             causal=mask is None,
             start_tensor=tensor,
+            cache_rows=rows,
         )
 
 
@@ -352,13 +329,14 @@ class DecoderLayer:
     def step(
         self,
         hidden: Tensor,
-        cache: CacheLayer | list[CacheLayer],
-        start: int | Tensor | list[int],
+        cache: CacheLayer,
+        start: int | Tensor,
         cos: Tensor | None = None,
         sin: Tensor | None = None,
         mask: Tensor | None = None,
         beams: Tensor | None = None,
         windowed: bool = False,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Returns the layer's output [batch, n, width] for `hidden` of the same shape.
 
@@ -366,13 +344,13 @@ class DecoderLayer:
         [batch, n, rotary]. mask: None for causal attention in the layer's window; otherwise it says
         everything: bool or additive, broadcast to [batch, heads, n, start + n]. windowed: the mask
         lets nothing through from before the layer's window, which need not be read then.
-        beams: [batch, capacity], see `KVCache`. Lists of caches and starts: one for each
-        sequence of the batch, without mask and beams; cos and sin are [batch, n, rotary] then.
+        beams: [batch, capacity], see `CacheLayer.plain`. rows: int64 [batch], the row of the cache
+        that each sequence has, with `start` int64 [batch], and without mask and beams.
         """
         normed = hidden
         if self.attention_norm is not None and not self.norm_last:
             normed = self.attention_norm(hidden)
-        attended = self.attention(normed, cache, start, cos, sin, mask, beams, windowed)
+        attended = self.attention(normed, cache, start, cos, sin, mask, beams, windowed, rows)
         output = self.attention.output
         if self.parallel:
             total = output(attended, "add", hidden)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..graph.agreement import LOGITS, difference
+from ..graph.agreement import LOGITS, LOGITS_MULTIPLE, difference
 from ..quantization.layers import output_head
 from .forwards import LayerForward
 from .layer import Norm
@@ -16,6 +16,7 @@ from .observing import Rotations
 from .record import FusedModel, HeadProduct, RotaryTable, sample_logits
 from .samples import sample_length, sample_tokens
 from .standing import Standing
+from .weights import rounded_activations
 
 _CHANGING = ("dynamic", "longrope")
 """Kinds of rotary embeddings whose angles depend on the length of the prompt."""
@@ -46,15 +47,16 @@ def fuse(
         forwards[0].cache_dtype,
         dtype,
     )
+    allowed = LOGITS[dtype] * LOGITS_MULTIPLE[rounded_activations(model.parameters())]
     tokens = sample_tokens(model, sample_length(config) + 1, batch=2)
     seen = _Seen(model, forwards, tokens)
     if not _choose_embedding(model, base, config, seen, tokens[:, :-1]):
         return None, "it is not known what goes into its first layer"
-    if not _choose_logits(model, base, forwards, config, seen):
+    if not _choose_logits(model, base, forwards, config, seen, allowed):
         return None, "it is not known what comes behind its last layer"
     gap = difference(seen.logits, sample_logits(base, tokens))
-    if not gap <= LOGITS[dtype]:
-        return None, f"its logits differ by {gap:.1e} of the largest"
+    if not gap <= allowed:
+        return None, f"its logits differ by {gap:.1e} of the largest, allowed {allowed:.1e}"
     base.standing = ModelStanding(model, base, [forward.standing for forward in forwards])
     return base, ""
 
@@ -136,7 +138,12 @@ def _choose_embedding(
 
 
 def _choose_logits(
-    model: nn.Module, base: FusedModel, forwards: list[LayerForward], config: Any, seen: _Seen
+    model: nn.Module,
+    base: FusedModel,
+    forwards: list[LayerForward],
+    config: Any,
+    seen: _Seen,
+    allowed: float,
 ) -> bool:
     width = seen.last.shape[-1]
     assert isinstance(base.head, HeadProduct)
@@ -149,7 +156,7 @@ def _choose_logits(
             base.norm, base.softcap, base.divisor = norm, softcap, divisor
             with torch.no_grad():
                 found = base.logits(seen.last)
-            if difference(seen.logits[0], found) <= LOGITS[base.dtype]:
+            if difference(seen.logits[0], found) <= allowed:
                 return True
     return False
 

@@ -29,7 +29,7 @@ from .plan import LayerPlan
 from .record import FUSED, fused_model
 from .report import LanguageModelReport
 from .tied import TiedHeadForward
-from .weights import stored_form
+from .weights import rounded_activations, stored_form
 
 
 @dataclass
@@ -113,7 +113,7 @@ def _fuse(context: Context, calls: LayerCalls, plan: LayerPlan, tried: float) ->
 def _check_packed(
     context: Context, calls: LayerCalls, plan: LayerPlan, fused: DecoderLayer, is_first: bool
 ) -> None:
-    """Raises Differs where packed weights do not give the layer's answers.
+    """Raises Differs where packed weights do not give the layer's outputs.
 
     is_first: of the layers of its structure. It is looked at closely where rounding to few bits
     would hide a mistake in packing them.
@@ -132,9 +132,7 @@ def _check_rounding(
     """Raises Differs where a layer errs more than its own code does with the same weights."""
     stored = [stored_form(parameter) for parameter in calls.module.parameters()]
     panels = [weight for weight in stored if isinstance(weight, PanelWeight)]
-    activation_dtype = next(
-        (weight.activation_dtype for weight in panels if weight.activation_dtype), None
-    )
+    activation_dtype = rounded_activations(stored)
     is_quantized = any(weight.format != "bf16" for weight in panels)
     gap, own = checking.gap_of_own_weights(fused, plan, calls, dtype)
     least = PACKED_LAYER[8 if is_quantized else None]
@@ -143,7 +141,7 @@ def _check_rounding(
     if not gap <= allowed:
         raise checking.Differs(
             gap,
-            f"packed, it differs from its own code by {gap:.1e} of the answer's size, allowed "
+            f"packed, it differs from its own code by {gap:.1e} of the output's norm, allowed "
             f"{allowed:.1e}",
         )
 

@@ -1,6 +1,6 @@
 """What the parts of decoder layers are called, and the orders in which they are put together.
 
-This is data: `matching.py` looks for these names, and nothing is believed before it was tried on
+This is data: `matching.py` looks for these names, and a plan is used only after it was tried on
 numbers. A model whose authors chose other names needs a word here.
 """
 

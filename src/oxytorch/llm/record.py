@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.panels import PanelWeight
-from .cache import KVCache
+from .cache import CacheSlots, KVCache
 from .layer import UNKEPT, DecoderLayer, Norm, Product
 from .plan import repeat_interleave
 from .standing import Standing
@@ -140,9 +140,17 @@ class FusedModel:
 
     def cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for `batch` sequences of at most `capacity` tokens."""
+        return self._cache(batch, capacity, True)
+
+    def slots(self, count: int, capacity: int) -> CacheSlots:
+        """Empty caches for `count` sequences of their own; memory is taken as it is written."""
+        return CacheSlots(self._cache(count, capacity, False))
+
+    def _cache(self, batch: int, capacity: int, zeros: bool) -> KVCache:
         kv_heads = [layer.attention.kv_heads for layer in self.layers]
         dims = [layer.attention.head_dim for layer in self.layers]
-        return KVCache(len(self.layers), batch, capacity, kv_heads, dims, self.cache_dtype)
+        count, dtype = len(self.layers), self.cache_dtype
+        return KVCache(count, batch, capacity, kv_heads, dims, dtype, zeros)
 
     def step(
         self,
@@ -177,7 +185,7 @@ class FusedModel:
             cos, sin = (None, None) if table is None else angles[table]
             window = layer.attention.window
             hidden = layer.step(
-                hidden, cache.layers[index], start, cos, sin, masks[window], cache.beams, True
+                hidden, cache.layers[index], start, cos, sin, masks[window], None, True
             )
         cache.length = start + length
         return self.logits(hidden[:, -1:] if last else hidden)

@@ -13,10 +13,10 @@ class LanguageModelReport(Report):
     """The account of an `llm.optimize` call. `str(report)` is for people, `as_dict()` for programs.
 
     dtype: that of activations. weights, head, kv_cache: formats. layers, fused: decoder layers, and
-    those of them that run as a few ops. difference: the largest one of a fused layer's answers from
+    those of them that run as a few ops. difference: the largest one of a fused layer's outputs from
     the layer's own, as a fraction of its largest value; differing: the same of layers that were
     left for it. packed_difference: that of packed layers on the model's own hidden states, as a
-    fraction of the answer's size. whole: `llm.generate` steps through the model without
+    fraction of the output's norm. whole: `llm.generate` steps through the model without
     transformers' code.
     """
 
@@ -41,9 +41,9 @@ class LanguageModelReport(Report):
         ]
         if self.fused:
             lines.append(
-                f"  checked in float32 against the layers' own answers: largest difference "
+                f"  checked in float32 against the layers' own outputs: largest difference "
                 f"{self.difference:.1e} of the largest value (allowed {self.allowed:.1e}); "
-                f"with packed weights {self.packed_difference:.1e} of the answer's size"
+                f"with packed weights {self.packed_difference:.1e} of the output's norm"
             )
         lines += self.sections()
         if self.differing:

@@ -63,7 +63,7 @@ def _kept(model: nn.Module) -> LanguageModel:
     fused, kind = fused_model(model), type(model).__name__
     if fused is None or fused.standing is None:
         report = _report(model)
-        reasons = [] if report is None else [each.detail for each in report.left] + report.notes
+        reasons = [] if report is None else [each.detail for each in report.skipped] + report.notes
         raise ValueError(
             f"expected a language model whose steps llm.optimize knows as a whole, got a {kind}: "
             f"{reasons[0] if reasons else 'it was not optimized'}; oxytorch.save_quantized writes "
@@ -81,7 +81,7 @@ def _kept(model: nn.Module) -> LanguageModel:
         try:
             record = detached(fused, most)
         except ValueError as error:
-            raise ValueError(f"expected a {kind} that numbers tell all of, but {error}") from error
+            raise ValueError(f"expected a {kind} that a file can describe, but {error}") from error
     return LanguageModel(record, positions, settings)
 
 
@@ -95,6 +95,6 @@ def _compare(model: nn.Module, data: Any, tensors: Tensors) -> None:
     pairs = zip(sample_logits(fused, tokens), sample_logits(again, tokens), strict=True)
     if not all(torch.equal(own, found) for own, found in pairs):
         raise ValueError(
-            f"expected a {type(model).__name__} that numbers tell all of, but what a file would "
-            "hold of it gives other scores"
+            f"expected a {type(model).__name__} that a file can describe, but a model made from "
+            "the description gives other logits"
         )

@@ -65,7 +65,7 @@ class SingleSteps:
         None, with nothing done, where the step has to run as it is.
         """
         known, cache = self._known, self.cache
-        if known is None or cache.length >= cache.capacity or cache.beams is not None:
+        if known is None or cache.length >= cache.capacity:
             return None
         if self._program is None:
             known.steps += 1

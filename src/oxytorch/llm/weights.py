@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,6 +20,12 @@ def stored_form(parameter: Tensor) -> Tensor:
         stored = stored.packed[0] if isinstance(stored, StackedWeight) else stored.packed
     found: Tensor = stored
     return found
+
+
+def rounded_activations(parameters: Iterable[Tensor]) -> str | None:
+    """What the first of some weights that rounds its activations rounds them to, or None."""
+    panels = [form for each in parameters if isinstance(form := stored_form(each), PanelWeight)]
+    return next((form.activation_dtype for form in panels if form.activation_dtype), None)
 
 
 class RowsWeight(LookUpWeight):

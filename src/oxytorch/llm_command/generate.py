@@ -332,7 +332,7 @@ def _prompt_text(arguments: argparse.Namespace) -> str:
     else:
         text = arguments.prompt
     if not text:
-        raise ValueError("the prompt is empty; give some text to go on from")
+        raise ValueError("the prompt is empty; give some text to continue from")
     return str(text)
 
 
@@ -346,7 +346,7 @@ def prompt_tokens(tokenizer: Any, text: str, chat: bool) -> Tensor:
     # A chat template writes the start token itself.
     found = tokenizer(text, add_special_tokens=not chat)["input_ids"]
     if not found:
-        raise ValueError(f"the prompt {text!r} has no tokens; give some text to go on from")
+        raise ValueError(f"the prompt {text!r} has no tokens; give some text to continue from")
     return torch.tensor([found], dtype=torch.int64)
 
 

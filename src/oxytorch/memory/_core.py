@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core.c_members import members
 from .errors import MemoryLibraryError, OutOfMemoryError
 
 PATH = Path(__file__).parents[1] / "lib" / "liboxytorch_memory.so"
@@ -39,19 +40,16 @@ class Source(ctypes.Structure):
         ("context", ctypes.c_void_p),
         ("granularity", ctypes.c_size_t),
         ("devices", ctypes.c_int),
-        *((name, ctypes.c_void_p) for name in CALLS),
-        ("forget", ctypes.c_void_p),
-        ("is_capturing", ctypes.c_void_p),
-        ("memory_info", ctypes.c_void_p),
-        ("synchronize", ctypes.c_void_p),
+        *members(ctypes.c_void_p, *CALLS),
+        *members(ctypes.c_void_p, "forget", "is_capturing", "memory_info", "synchronize"),
+        *members(ctypes.c_void_p, "allocate_host", "release_host"),
     )
 
 
 class _Fake(ctypes.Structure):
     _fields_ = (
         ("devices", ctypes.c_int),
-        ("granularity", ctypes.c_size_t),
-        ("total_bytes", ctypes.c_size_t),
+        *members(ctypes.c_size_t, "granularity", "total_bytes"),
         ("event_delay", ctypes.c_int64),
     )
 
@@ -59,10 +57,7 @@ class _Fake(ctypes.Structure):
 class _FakeCounts(ctypes.Structure):
     _fields_ = (
         ("calls", ctypes.c_uint64 * len(CALLS)),
-        ("held_bytes", ctypes.c_uint64),
-        ("peak_bytes", ctypes.c_uint64),
-        ("mapped_bytes", ctypes.c_uint64),
-        ("mistakes", ctypes.c_uint64),
+        *members(ctypes.c_uint64, "held_bytes", "peak_bytes", "mapped_bytes", "mistakes"),
     )
 
 
@@ -72,8 +67,7 @@ class Step(ctypes.Structure):
     _fields_ = (
         ("what", ctypes.c_int32),
         ("block", ctypes.c_uint32),
-        ("bytes", ctypes.c_uint64),
-        ("stream", ctypes.c_uint64),
+        *members(ctypes.c_uint64, "bytes", "stream"),
     )
 
 

@@ -33,7 +33,8 @@ enum {
 };
 
 // Where memory comes from. Functions return one of the results above, may be called from any
-// thread, one at a time for a device. Those that a policy does not need may be null.
+// thread, one at a time for a device by each allocator. Those that a policy does not need may be
+// null.
 typedef struct oxytorch_memory_source {
   const char* name;    // of the kind of device, for messages: "CUDA"
   void* context;       // the first argument of each function
@@ -65,6 +66,10 @@ typedef struct oxytorch_memory_source {
   int (*memory_info)(void* context, int device, size_t* free_bytes, size_t* total_bytes);
   // Waits for all work of the device. Null: as for record.
   int (*synchronize)(void* context, int device);
+
+  // Memory of the host that the device reads and writes itself, page-locked. Null: it has none.
+  int (*allocate_host)(void* context, int device, size_t bytes, void** data);
+  int (*release_host)(void* context, int device, void* data, size_t bytes);
 } oxytorch_memory_source;
 
 typedef struct oxytorch_memory oxytorch_memory;
@@ -115,6 +120,12 @@ int oxytorch_memory_snapshot(oxytorch_memory* memory, int device, char* text, si
 // What is asked, held, cached, split, unusable, and what to do, for a request that failed.
 int oxytorch_memory_report(oxytorch_memory* memory, int device, size_t asked, char* text,
                            size_t size, size_t* needed);
+
+// Where this thread's allocations come from, until it is said again; 0: nobody knows. A report
+// names those that hold most.
+void oxytorch_memory_set_site(int site);
+// What reports call a site (from 1 on): a line of code.
+int oxytorch_memory_name_site(int site, const char* name);
 
 // What a listener is told, named as torch's traces are.
 enum {
@@ -199,9 +210,19 @@ const char* oxytorch_memory_fake_mistake(const oxytorch_memory_source* source);
 int oxytorch_memory_cuda_source(oxytorch_memory_source* source);
 int oxytorch_memory_host_source(oxytorch_memory_source* source);
 // `library`: the path of dpctl's libDPCTLSyclInterface.so; a queue (DPCTLSyclQueueRef, which is a
-// sycl::queue*) of each device. Streams are queues of the same contexts. It cannot map.
+// sycl::queue*) of each device, or null: they are given before the first use. Streams are queues
+// of the same contexts. It cannot map.
 int oxytorch_memory_sycl_source(const char* library, void* const* queues, int devices,
                                 oxytorch_memory_source* source);
+int oxytorch_memory_sycl_give(const oxytorch_memory_source* source, int device, void* queue);
+
+// Pinned memory of the host, of another source's device, for the native policy. Processors run
+// ahead of streams, so blocks are allocated on OXYTORCH_MEMORY_HOST_STREAM, and streams that read
+// or write one are told of by record_stream: it is used again once they have passed. The table of
+// `device` is copied.
+#define OXYTORCH_MEMORY_HOST_STREAM ((void*)~(uintptr_t)0)
+int oxytorch_memory_pinned_source(const oxytorch_memory_source* device,
+                                  oxytorch_memory_source* source);
 
 #ifdef __cplusplus
 }

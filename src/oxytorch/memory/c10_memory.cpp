@@ -13,8 +13,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "../core/old_runtime.h"
 #include "allocator.h"
 #include "failure.h"
 #include "host.h"
@@ -41,41 +43,20 @@ void release(void* data) {
 
 // The entries for a function in a library's tables.
 std::vector<void**> entries_of(const link_map* library, const char* name) {
-  const char* strings = nullptr;
-  const ElfW(Sym)* symbols = nullptr;
-  struct {
-    const ElfW(Rela) * begin = nullptr;
-    std::size_t bytes = 0;
-  } tables[2];
-  for (const ElfW(Dyn)* entry = library->l_ld; entry->d_tag != DT_NULL; ++entry) {
-    const auto address = entry->d_un.d_ptr;
-    switch (entry->d_tag) {
-      case DT_STRTAB:
-        strings = reinterpret_cast<const char*>(address);
-        break;
-      case DT_SYMTAB:
-        symbols = reinterpret_cast<const ElfW(Sym)*>(address);
-        break;
-      case DT_JMPREL:
-        tables[0].begin = reinterpret_cast<const ElfW(Rela)*>(address);
-        break;
-      case DT_PLTRELSZ:
-        tables[0].bytes = entry->d_un.d_val;
-        break;
-      case DT_RELA:
-        tables[1].begin = reinterpret_cast<const ElfW(Rela)*>(address);
-        break;
-      case DT_RELASZ:
-        tables[1].bytes = entry->d_un.d_val;
-        break;
-      default:
-        break;
-    }
-  }
+  const auto value_of = [&](auto tag) {
+    const ElfW(Dyn)* entry = library->l_ld;
+    while (entry->d_tag != DT_NULL && entry->d_tag != tag) ++entry;
+    return entry->d_tag == DT_NULL ? 0 : entry->d_un.d_ptr;
+  };
+  const auto* strings = reinterpret_cast<const char*>(value_of(DT_STRTAB));
+  const auto* symbols = reinterpret_cast<const ElfW(Sym)*>(value_of(DT_SYMTAB));
+  const std::pair<int, int> tables[] = {{DT_JMPREL, DT_PLTRELSZ}, {DT_RELA, DT_RELASZ}};
   std::vector<void**> found;
-  for (const auto& table : tables) {
-    for (std::size_t i = 0; table.begin && i < table.bytes / sizeof *table.begin; ++i) {
-      const ElfW(Rela) & relocation = table.begin[i];
+  for (const auto& [begin, bytes] : tables) {
+    const auto* table = reinterpret_cast<const ElfW(Rela)*>(value_of(begin));
+    const std::size_t count = table ? value_of(bytes) / sizeof *table : 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const ElfW(Rela) & relocation = table[i];
       const auto symbol = ELF64_R_SYM(relocation.r_info);
       // Entries for addresses that data holds have an addend of their own.
       if (symbol && !relocation.r_addend &&

@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "max_split_size_mb:128, separated by commas (default: %(default)s)",
     )
     _limit(replays)
-    replays.add_argument("--json", type=Path, metavar="FILE", help="write the numbers too")
+    replays.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers as JSON")
     replays.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw timelines and maps (.svg, .png)"
     )
@@ -71,18 +71,18 @@ def _configure_record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="the file to write")
     parser.add_argument("script", metavar="SCRIPT", help="a Python script")
     parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the script"
+        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="arguments of the script"
     )
     parser.add_argument("--device", type=int, metavar="N", help="the CUDA device (default: 0)")
     parser.add_argument(
-        "--no-stacks", action="store_true", help="do not note which line of code allocates"
+        "--no-stacks", action="store_true", help="do not record which line of code allocates"
     )
     parser.add_argument(
         "--max-events",
         type=int,
         default=MOST_EVENTS,
         metavar="N",
-        help="room for so many events; earlier ones are lost (default: %(default)s)",
+        help="most events to keep; earlier ones are dropped (default: %(default)s)",
     )
 
 
@@ -90,7 +90,7 @@ def _reader(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or torch's snapshot")
     parser.add_argument(
-        "--device", type=int, metavar="N", help="of a snapshot: the device that is wanted"
+        "--device", type=int, metavar="N", help="device to read from a snapshot of several"
     )
     return parser
 
@@ -100,7 +100,7 @@ def _limit(parser: argparse.ArgumentParser) -> None:
         "--limit",
         type=_bytes,
         metavar="SIZE",
-        help="memory of the device, such as 24GiB (default: that of the device of the recording)",
+        help="memory of the device, such as 24GiB (default: that of the recorded device)",
     )
 
 

@@ -9,8 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "../core/old_runtime.h"
 #include "allocator.h"
 #include "failure.h"
+#include "functions.h"
 
 namespace {
 
@@ -21,6 +23,7 @@ using Address = unsigned long long;
 
 constexpr Result kOutOfMemory = 2, kNotReady = 600;
 constexpr int kCaptureRelaxed = 2, kNoTiming = 2, kReadWrite = 3, kOnDevice = 1, kPinned = 1;
+constexpr unsigned kPortable = 1;
 constexpr int kHasVirtualMemory = 102;
 
 struct Location {
@@ -42,33 +45,40 @@ struct Access {  // CUmemAccessDesc
 static_assert(sizeof(Access) == 12);
 
 // What is called of the driver.
+#define OXYTORCH_CUDA_FUNCTIONS(F)                                                                 \
+  F(Result, cuInit, (unsigned))                                                                    \
+  F(Result, cuDeviceGetCount, (int*))                                                              \
+  F(Result, cuDeviceGetAttribute, (int*, int, int))                                                \
+  F(Result, cuDeviceCanAccessPeer, (int*, int, int))                                               \
+  F(Result, cuDevicePrimaryCtxRetain, (Context*, int))                                             \
+  F(Result, cuCtxGetCurrent, (Context*))                                                           \
+  F(Result, cuCtxPushCurrent_v2, (Context))                                                        \
+  F(Result, cuCtxPopCurrent_v2, (Context*))                                                        \
+  F(Result, cuCtxSynchronize, ())                                                                  \
+  F(Result, cuThreadExchangeStreamCaptureMode, (int*))                                             \
+  F(Result, cuMemGetInfo_v2, (std::size_t*, std::size_t*))                                         \
+  F(Result, cuMemAlloc_v2, (Address*, std::size_t))                                                \
+  F(Result, cuMemFree_v2, (Address))                                                               \
+  F(Result, cuMemHostAlloc, (void**, std::size_t, unsigned))                                       \
+  F(Result, cuMemFreeHost, (void*))                                                                \
+  F(Result, cuMemGetAllocationGranularity, (std::size_t*, const Properties*, int))                 \
+  F(Result, cuMemAddressReserve,                                                                   \
+    (Address*, std::size_t, std::size_t, Address, unsigned long long))                             \
+  F(Result, cuMemAddressFree, (Address, std::size_t))                                              \
+  F(Result, cuMemCreate,                                                                           \
+    (unsigned long long*, std::size_t, const Properties*, unsigned long long))                     \
+  F(Result, cuMemRelease, (unsigned long long))                                                    \
+  F(Result, cuMemMap, (Address, std::size_t, std::size_t, unsigned long long, unsigned long long)) \
+  F(Result, cuMemUnmap, (Address, std::size_t))                                                    \
+  F(Result, cuMemSetAccess, (Address, std::size_t, const Access*, std::size_t))                    \
+  F(Result, cuEventCreate, (Event*, unsigned))                                                     \
+  F(Result, cuEventRecord, (Event, void*))                                                         \
+  F(Result, cuEventQuery, (Event))                                                                 \
+  F(Result, cuEventSynchronize, (Event))                                                           \
+  F(Result, cuStreamIsCapturing, (void*, int*))
+
 struct Driver {
-  Result (*cuInit)(unsigned);
-  Result (*cuDeviceGetCount)(int*);
-  Result (*cuDeviceGetAttribute)(int*, int, int);
-  Result (*cuDeviceCanAccessPeer)(int*, int, int);
-  Result (*cuDevicePrimaryCtxRetain)(Context*, int);
-  Result (*cuCtxGetCurrent)(Context*);
-  Result (*cuCtxPushCurrent_v2)(Context);
-  Result (*cuCtxPopCurrent_v2)(Context*);
-  Result (*cuCtxSynchronize)();
-  Result (*cuThreadExchangeStreamCaptureMode)(int*);
-  Result (*cuMemGetInfo_v2)(std::size_t*, std::size_t*);
-  Result (*cuMemAlloc_v2)(Address*, std::size_t);
-  Result (*cuMemFree_v2)(Address);
-  Result (*cuMemGetAllocationGranularity)(std::size_t*, const Properties*, int);
-  Result (*cuMemAddressReserve)(Address*, std::size_t, std::size_t, Address, unsigned long long);
-  Result (*cuMemAddressFree)(Address, std::size_t);
-  Result (*cuMemCreate)(unsigned long long*, std::size_t, const Properties*, unsigned long long);
-  Result (*cuMemRelease)(unsigned long long);
-  Result (*cuMemMap)(Address, std::size_t, std::size_t, unsigned long long, unsigned long long);
-  Result (*cuMemUnmap)(Address, std::size_t);
-  Result (*cuMemSetAccess)(Address, std::size_t, const Access*, std::size_t);
-  Result (*cuEventCreate)(Event*, unsigned);
-  Result (*cuEventRecord)(Event, void*);
-  Result (*cuEventQuery)(Event);
-  Result (*cuEventSynchronize)(Event);
-  Result (*cuStreamIsCapturing)(void*, int*);
+  OXYTORCH_CUDA_FUNCTIONS(OXYTORCH_POINTER)
 };
 
 struct Device {
@@ -76,7 +86,20 @@ struct Device {
   Context context = nullptr;
   Result result = 0;
   std::vector<Access> access;  // by itself, and by devices that can reach it
+  std::mutex mutex;            // of spare: an allocator of its pinned memory may use it too
   std::vector<Event> spare;
+
+  Event take() {
+    std::lock_guard lock(mutex);
+    if (spare.empty()) return nullptr;
+    Event event = spare.back();
+    spare.pop_back();
+    return event;
+  }
+  void give(Event event) {
+    std::lock_guard lock(mutex);
+    spare.push_back(event);
+  }
 };
 
 struct Cuda {
@@ -154,6 +177,18 @@ int release(void* context, int device, void* data, std::size_t) {
   });
 }
 
+int allocate_host(void* context, int device, std::size_t bytes, void** data) {
+  return Scope(context, device).call([&](const Driver& driver) {
+    return driver.cuMemHostAlloc(data, bytes, kPortable);
+  });
+}
+
+int release_host(void* context, int device, void* data, std::size_t) {
+  return Scope(context, device).call([&](const Driver& driver) {
+    return driver.cuMemFreeHost(data);
+  });
+}
+
 int reserve(void* context, int device, std::size_t bytes, void** address) {
   return Scope(context, device).call([&](const Driver& driver) {
     return driver.cuMemAddressReserve(reinterpret_cast<Address*>(address), bytes, 0, 0, 0);
@@ -206,16 +241,11 @@ int grant(void* context, int device, void* address, std::size_t bytes) {
 int record(void* context, int device, void* stream, std::uint64_t* event) {
   const Scope scope(context, device);
   return scope.call([&](const Driver& driver) {
-    std::vector<Event>& spare = scope.device().spare;
-    Event found = nullptr;
-    if (spare.empty()) {
+    Event found = scope.device().take();
+    if (!found)
       if (const Result result = driver.cuEventCreate(&found, kNoTiming)) return result;
-    } else {
-      found = spare.back();
-      spare.pop_back();
-    }
     const Result result = driver.cuEventRecord(found, stream);
-    if (result) spare.push_back(found);
+    if (result) scope.device().give(found);
     *event = reinterpret_cast<std::uint64_t>(found);
     return result;
   });
@@ -235,7 +265,7 @@ int wait(void* context, int device, std::uint64_t event) {
 
 void forget(void* context, int device, std::uint64_t event) {
   Cuda& cuda = *static_cast<Cuda*>(context);
-  cuda.devices[device]->spare.push_back(reinterpret_cast<Event>(event));
+  cuda.devices[device]->give(reinterpret_cast<Event>(event));
 }
 
 int is_capturing(void* context, int device, void* stream) {
@@ -257,45 +287,6 @@ int synchronize(void* context, int device) {
   });
 }
 
-// Returns the first name that is missing.
-std::string load(void* library, Driver& driver) {
-  std::string missing;
-  const auto get = [&](auto& function, const char* name) {
-    void* symbol = dlsym(library, name);
-    if (!symbol && missing.empty()) missing = name;
-    std::memcpy(&function, &symbol, sizeof symbol);
-  };
-#define OXYTORCH_GET(name) get(driver.name, #name)
-  OXYTORCH_GET(cuInit);
-  OXYTORCH_GET(cuDeviceGetCount);
-  OXYTORCH_GET(cuDeviceGetAttribute);
-  OXYTORCH_GET(cuDeviceCanAccessPeer);
-  OXYTORCH_GET(cuDevicePrimaryCtxRetain);
-  OXYTORCH_GET(cuCtxGetCurrent);
-  OXYTORCH_GET(cuCtxPushCurrent_v2);
-  OXYTORCH_GET(cuCtxPopCurrent_v2);
-  OXYTORCH_GET(cuCtxSynchronize);
-  OXYTORCH_GET(cuThreadExchangeStreamCaptureMode);
-  OXYTORCH_GET(cuMemGetInfo_v2);
-  OXYTORCH_GET(cuMemAlloc_v2);
-  OXYTORCH_GET(cuMemFree_v2);
-  OXYTORCH_GET(cuMemGetAllocationGranularity);
-  OXYTORCH_GET(cuMemAddressReserve);
-  OXYTORCH_GET(cuMemAddressFree);
-  OXYTORCH_GET(cuMemCreate);
-  OXYTORCH_GET(cuMemRelease);
-  OXYTORCH_GET(cuMemMap);
-  OXYTORCH_GET(cuMemUnmap);
-  OXYTORCH_GET(cuMemSetAccess);
-  OXYTORCH_GET(cuEventCreate);
-  OXYTORCH_GET(cuEventRecord);
-  OXYTORCH_GET(cuEventQuery);
-  OXYTORCH_GET(cuEventSynchronize);
-  OXYTORCH_GET(cuStreamIsCapturing);
-#undef OXYTORCH_GET
-  return missing;
-}
-
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -306,7 +297,10 @@ extern "C" int oxytorch_memory_cuda_source(oxytorch_memory_source* source) {
                                 "no NVIDIA driver: libcuda.so.1 is not there");
   auto cuda = std::make_unique<Cuda>();
   Driver& driver = cuda->driver;
-  const std::string missing = load(library, driver);
+  std::string missing;
+#define OXYTORCH_FIND(result, name, arguments) \
+  oxytorch::memory::find(library, #name, driver.name, missing);
+  OXYTORCH_CUDA_FUNCTIONS(OXYTORCH_FIND)
   if (!missing.empty())
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
                                 "the NVIDIA driver is too old: it has no " + missing);
@@ -327,9 +321,10 @@ extern "C" int oxytorch_memory_cuda_source(oxytorch_memory_source* source) {
   std::size_t granularity = 0;
   if (can_map && driver.cuMemGetAllocationGranularity(&granularity, &properties, 0))
     granularity = 0;
-  *source = {"CUDA",    cuda.get(), granularity, count,        allocate,    release,    reserve,
-             unreserve, create,     destroy,     map,          unmap,       grant,      record,
-             query,     wait,       forget,      is_capturing, memory_info, synchronize};
+  *source = {"CUDA",      cuda.get(),  granularity,   count,       allocate, release,
+             reserve,     unreserve,   create,        destroy,     map,      unmap,
+             grant,       record,      query,         wait,        forget,   is_capturing,
+             memory_info, synchronize, allocate_host, release_host};
   // The driver is in use until the process ends.
   cuda.release();
   return OXYTORCH_MEMORY_OK;

@@ -73,6 +73,12 @@ struct Fake {
 
 std::uintptr_t number(const void* address) { return reinterpret_cast<std::uintptr_t>(address); }
 
+bool holds(const std::map<std::uintptr_t, std::size_t>& places, const void* data,
+           std::size_t bytes) {
+  const auto found = places.find(number(data));
+  return found != places.end() && found->second == bytes;
+}
+
 // Locks, and counts the call.
 struct Call {
   Call(void* context, int device, int call)
@@ -95,10 +101,8 @@ int allocate(void* context, int device, std::size_t bytes, void** data) {
 
 int release(void* context, int device, void* data, std::size_t bytes) {
   Call call(context, device, OXYTORCH_MEMORY_CALL_RELEASE);
-  const auto found = call.device.segments.find(number(data));
-  if (found == call.device.segments.end() || found->second != bytes)
-    return call.fake.wrong("release: no such segment");
-  call.device.segments.erase(found);
+  if (!holds(call.device.segments, data, bytes)) return call.fake.wrong("release: no such segment");
+  call.device.segments.erase(number(data));
   call.fake.give_back(call.device, bytes);
   return OXYTORCH_MEMORY_OK;
 }
@@ -115,13 +119,12 @@ int reserve(void* context, int device, std::size_t bytes, void** address) {
 
 int unreserve(void* context, int device, void* address, std::size_t bytes) {
   Call call(context, device, OXYTORCH_MEMORY_CALL_UNRESERVE);
-  const auto found = call.device.ranges.find(number(address));
-  if (found == call.device.ranges.end() || found->second != bytes)
+  if (!holds(call.device.ranges, address, bytes))
     return call.fake.wrong("unreserve: no such range");
   const auto mapping = call.device.mappings.lower_bound(number(address));
   if (mapping != call.device.mappings.end() && mapping->first < number(address) + bytes)
     return call.fake.wrong("unreserve: it is mapped");
-  call.device.ranges.erase(found);
+  call.device.ranges.erase(number(address));
   return OXYTORCH_MEMORY_OK;
 }
 
@@ -266,7 +269,9 @@ int oxytorch_memory_fake_source(const oxytorch_memory_fake* settings,
              forget,
              nullptr,
              memory_info,
-             nullptr};
+             nullptr,
+             allocate,
+             release};
   return OXYTORCH_MEMORY_OK;
 }
 

@@ -118,6 +118,7 @@ Block* Heap::take(Block* block, std::size_t size, std::size_t requested) {
   }
   block->state = State::kLive;
   block->requested = requested;
+  block->site = current_site();
   live_.insert(block->begin, block);
   statistics_.change(kAllocation, is_small, 1);
   statistics_.change(kAllocatedBytes, is_small, std::int64_t(block->size));

@@ -6,7 +6,6 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <memory_resource>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "allocator.h"
+#include "nodes.h"
 #include "policy.h"
 #include "statistics.h"
 #include "table.h"
@@ -46,6 +46,7 @@ struct Block {
   Block *previous = nullptr, *next = nullptr;  // neighbours in the segment
   State state = State::kFree;
   int events = 0;
+  int site = 0;                                 // where it was asked for
   std::uint64_t epoch = 0;                      // of its stream, when it was freed last
   std::unique_ptr<std::vector<Stream*>> users;  // other streams
 
@@ -57,7 +58,7 @@ struct BySize {
     return one->size != other->size ? one->size < other->size : one->begin < other->begin;
   }
 };
-using Blocks = std::pmr::set<Block*, BySize>;
+using Blocks = std::set<Block*, BySize, Nodes<Block*>>;
 
 using PoolId = std::pair<std::uint64_t, std::uint64_t>;
 // Of a graph. General memory has none.
@@ -68,8 +69,12 @@ struct PrivatePool {
 
 // What blocks of one stream and kind are taken from.
 struct Pool {
-  Pool(Stream* stream, bool is_small, PrivatePool* owner, std::pmr::memory_resource* nodes)
-      : stream(stream), is_small(is_small), owner(owner), free(nodes), absent(nodes) {}
+  Pool(Stream* stream, bool is_small, PrivatePool* owner, NodeStore* nodes)
+      : stream(stream),
+        is_small(is_small),
+        owner(owner),
+        free(Nodes<Block*>(nodes)),
+        absent(Nodes<Block*>(nodes)) {}
 
   Stream* stream;
   bool is_small;
@@ -118,6 +123,10 @@ struct Segment {
            slots[slot].page->slot == slot;
   }
 };
+
+// Of this thread's allocations; and what a site is called.
+int current_site();
+std::string site_name(int site);
 
 // Says what failed; thrown inside, and turned into a result by the C functions.
 struct Failure {
@@ -201,7 +210,7 @@ class Heap {
   const oxytorch_memory_source source_;
   const int device_;
   Statistics statistics_;
-  std::pmr::unsynchronized_pool_resource nodes_;
+  NodeStore nodes_;
   std::map<void*, std::unique_ptr<Stream>> streams_;
   std::list<std::unique_ptr<Pool>> pools_;
   std::optional<Failure> failure_;  // of the source, in this call
@@ -216,6 +225,7 @@ class Heap {
   bool record_use(Stream& stream, Block* block);
   std::string report_locked(std::size_t asked) const;
   std::size_t largest_free() const;
+  std::string holders() const;
 
   std::mutex mutex_;
   Table<Block> live_;

@@ -6,12 +6,13 @@
 #include <atomic>
 #include <cstdint>
 
+#include "../core/huge_pages.h"
 #include "allocator.h"
 #include "host.h"
 
 namespace {
 
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
+using oxytorch::kHugePage;
 
 std::atomic<std::uintptr_t> lowest{UINTPTR_MAX}, highest{0};
 
@@ -20,18 +21,10 @@ std::size_t total_bytes() {
 }
 
 int reserve(void*, int, std::size_t bytes, void** address) {
-  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  void* found = mmap(nullptr, bytes + kHugePage, PROT_NONE, flags, -1, 0);
-  if (found == MAP_FAILED) return OXYTORCH_MEMORY_OUT;
-  // It begins at a huge page; what is before it and behind it goes back.
-  const auto whole = reinterpret_cast<std::uintptr_t>(found);
-  const std::uintptr_t begin = (whole + kHugePage - 1) / kHugePage * kHugePage;
+  *address = oxytorch::map_huge(bytes, PROT_NONE);
+  if (!*address) return OXYTORCH_MEMORY_OUT;
+  const auto begin = reinterpret_cast<std::uintptr_t>(*address);
   const std::uintptr_t end = begin + bytes;
-  if (begin > whole) munmap(found, begin - whole);
-  munmap(reinterpret_cast<void*>(end), whole + kHugePage - begin);
-  *address = reinterpret_cast<void*>(begin);
-  // Where the system has no huge pages this fails, and pages are small.
-  madvise(*address, bytes, MADV_HUGEPAGE);
   for (std::uintptr_t seen = lowest; begin < seen && !lowest.compare_exchange_weak(seen, begin);) {
   }
   for (std::uintptr_t seen = highest; end > seen && !highest.compare_exchange_weak(seen, end);) {
@@ -112,9 +105,9 @@ bool may_be_host_memory(const void* data) {
 
 #pragma GCC visibility push(default)
 extern "C" int oxytorch_memory_host_source(oxytorch_memory_source* source) {
-  *source = {"host",    nullptr, kHugePage, 1,       allocate,    release, reserve,
-             unreserve, create,  destroy,   map,     unmap,       grant,   nullptr,
-             nullptr,   nullptr, nullptr,   nullptr, memory_info, nullptr};
+  *source = {"host",  nullptr, kHugePage,   1,       allocate, release, reserve, unreserve,
+             create,  destroy, map,         unmap,   grant,    nullptr, nullptr, nullptr,
+             nullptr, nullptr, memory_info, nullptr, nullptr,  nullptr};
   return OXYTORCH_MEMORY_OK;
 }
 #pragma GCC visibility pop

@@ -319,7 +319,7 @@ class Mapped : public PagedHeap {
     return is_made;
   }
 
-  const std::size_t page_size_ = source_.granularity;
+  const std::size_t page_size_ = round_up(kMappedPage, source_.granularity);
   std::uint64_t survey_ = 0;
   std::vector<Supply> supply_;
   std::size_t supplied_ = 0;  // pages

@@ -1,6 +1,6 @@
 """What an allocator would need that knew the whole trace beforehand.
 
-Two answers. With physical pages that are mapped anywhere at any time, nothing is ever wasted but
+Two bounds. With physical pages that are mapped anywhere at any time, nothing is ever wasted but
 what remains of the last page: no allocator that hands out whole pages needs less. With addresses
 that stay as they are, allocations are placed one by one where those that are alive at the same time
 leave the smallest gap that fits, the largest first: that is a heuristic (the best placement is hard

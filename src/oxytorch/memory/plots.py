@@ -11,7 +11,7 @@ from .replay import Range, Result
 from .sizes import size
 from .trace import Trace
 
-INK, GRID = "#22303c", "#e3e7ea"
+INK = "#22303c"
 ALLOCATED, RESERVED, WASTED, FAILED = "#8fb8b5", "#0b7a75", "#f2cdbf", "#b3261e"
 KINDS = (
     ("kept to the end", "#2f5d8a"),

@@ -19,6 +19,9 @@ constexpr std::size_t kLargeUnit = 2 * kMiB;
 // Pages of torch's expandable segments.
 constexpr std::size_t kSmallExpansion = 2 * kMiB, kLargeExpansion = 20 * kMiB;
 
+// Pages of our own policy. A driver takes as long for a page of 4 MiB as for one of 2.
+constexpr std::size_t kMappedPage = 4 * kMiB;
+
 // Addresses that a pool of the mapping policies reserves, in multiples of the device's memory.
 constexpr std::size_t kAddressesPerByte = 4;
 

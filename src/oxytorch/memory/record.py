@@ -15,6 +15,7 @@ import torch
 
 from . import snapshot
 from . import trace as traces
+from .sizes import size
 from .trace import About, Trace
 
 MOST_EVENTS = 1_000_000
@@ -48,7 +49,8 @@ def record(
 
     It uses the history of torch's own allocator (`torch.cuda.memory._record_memory_history`), so
     the program runs as without it, a little slower. The file is also
-    written where the block raises, as it does when memory runs out.
+    written where the block raises, as it does when memory runs out; that error then names
+    the lines of code that hold most, and what to do.
 
     path: the file to write. `oxytorch memory show`, `replay` and `advise` read it.
     device: the device whose allocations are wanted, by default the current one.
@@ -71,14 +73,20 @@ def record(
         "all", context=context, stacks="python", max_entries=max_events
     )
     recording = Recording()
+    ended: torch.OutOfMemoryError | None = None
     try:
         yield recording
+    except torch.OutOfMemoryError as error:
+        ended = error
+        raise
     finally:
         after = torch.cuda.memory_stats(index)
         found = torch.cuda.memory._snapshot()
         torch.cuda.memory._record_memory_history(None)
         recording.trace = _trace(found, index, before, after, recording._marks)
         traces.save(recording.trace, path)
+        if ended is not None:
+            ended.args = (f"{ended}\n{_out_of_memory(recording.trace, path)}",)
         lost = recording.trace.about.lost
         if lost:
             warnings.warn(
@@ -86,6 +94,15 @@ def record(
                 f"room for {max_events} events. Record with a larger max_events",
                 stacklevel=3,
             )
+
+
+def _out_of_memory(trace: Trace, path: str | os.PathLike[str]) -> str:
+    """Who holds memory at the end of a trace, and what shows more."""
+    lines = ["Most is held by"]
+    for held, count, site in traces.holders(trace, 5, len(trace) - 1):
+        lines.append(f"  {size(held)} in {count} allocations: {site}")
+    lines.append(f"Which allocator or setting would serve it: oxytorch memory advise {path}")
+    return "\n".join(lines)
 
 
 def _device(device: torch.device | int | str | None) -> int:
@@ -102,7 +119,7 @@ def _device(device: torch.device | int | str | None) -> int:
         )
     if torch._C._cuda_isHistoryEnabled():
         raise RuntimeError(
-            "record: somebody records torch's history of allocations already: end that first with "
+            "record: torch's allocation history is being recorded already; stop that first with "
             "torch.cuda.memory._record_memory_history(None)"
         )
     chosen = torch.device("cuda" if device is None else device)

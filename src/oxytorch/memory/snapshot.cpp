@@ -151,6 +151,33 @@ std::size_t Heap::largest_free() const {
   return largest;
 }
 
+// Who holds most of what is live; empty where no allocation has a site.
+std::string Heap::holders() const {
+  constexpr std::size_t kMost = 5;
+  struct Held {
+    std::size_t bytes = 0, blocks = 0;
+    int site = 0;
+  };
+  std::map<int, Held> by_site;
+  live_.for_each([&](const Block* block) {
+    Held& held = by_site[block->site];
+    held.bytes += block->size;
+    ++held.blocks;
+    held.site = block->site;
+  });
+  if (by_site.empty() || by_site.rbegin()->first == 0) return "";
+  std::vector<Held> sorted;
+  for (const auto& [site, held] : by_site) sorted.push_back(held);
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const Held& one, const Held& other) { return one.bytes > other.bytes; });
+  std::string text = "\nMost is held by";
+  for (std::size_t i = 0; i < std::min(kMost, sorted.size()); ++i)
+    text += "\n  " + bytes_text(sorted[i].bytes) + " in " + std::to_string(sorted[i].blocks) +
+            (sorted[i].blocks == 1 ? " block: " : " blocks: ") +
+            (sorted[i].site ? site_name(sorted[i].site) : "what was there before the recording");
+  return text;
+}
+
 std::string Heap::report_locked(std::size_t asked) const {
   std::size_t free_bytes = 0, total = 0;
   const bool is_known =
@@ -172,7 +199,8 @@ std::string Heap::report_locked(std::size_t asked) const {
           bytes_text(now(kRequestedBytes)) + "), waiting for other streams " + bytes_text(waiting) +
           ", cached " + bytes_text(cached) + ". Of what is cached, " + bytes_text(split) +
           " lies between live blocks and serves smaller requests alone, " + bytes_text(in_graphs) +
-          " belongs to CUDA graphs. The largest free block has " + bytes_text(largest_free()) + ".";
+          " belongs to CUDA graphs. The largest free block has " + bytes_text(largest_free()) +
+          "." + holders();
   const std::size_t held_elsewhere =
       is_known && total > free_bytes + held ? total - free_bytes - held : 0;
   if ((limit_ && asked > limit_) || (is_known && asked > total)) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -41,6 +42,15 @@ def _ours(kind: str, native: bool) -> Installed | None:
     return None if native or made is None or not made.whole_process else made
 
 
+def _ask(device: Device, native: bool, torchs: str, own: str) -> Any:
+    """The result of torch's function of that name, or of this allocator's own."""
+    kind, index = _resolve(device)
+    made = _ours(kind, native)
+    if made is None:
+        return getattr(getattr(torch, kind), torchs)(index)
+    return getattr(made.allocator, own)(index)
+
+
 def memory_stats(device: Device = None, *, native: bool = False) -> dict[str, Any]:
     """Counts under torch's keys (see `torch.cuda.memory_stats`).
 
@@ -48,12 +58,7 @@ def memory_stats(device: Device = None, *, native: bool = False) -> dict[str, An
         device: a torch device or the number of a CUDA device; None: the current CUDA device.
         native: of torch's native allocator; without `use()` that is what is read anyway.
     """
-    kind, index = _resolve(device)
-    made = _ours(kind, native)
-    if made is None:
-        stats: dict[str, Any] = getattr(torch, kind).memory_stats(index)
-        return stats
-    return dict(made.allocator.statistics(index))
+    return dict(_ask(device, native, "memory_stats", "statistics"))
 
 
 def memory_allocated(device: Device = None, *, native: bool = False) -> int:
@@ -78,22 +83,12 @@ def max_memory_reserved(device: Device = None, *, native: bool = False) -> int:
 
 def reset_peak_memory_stats(device: Device = None, *, native: bool = False) -> None:
     """Peaks become what is in use now."""
-    kind, index = _resolve(device)
-    made = _ours(kind, native)
-    if made is None:
-        getattr(torch, kind).reset_peak_memory_stats(index)
-    else:
-        made.allocator.reset_peaks(index)
+    _ask(device, native, "reset_peak_memory_stats", "reset_peaks")
 
 
 def reset_accumulated_memory_stats(device: Device = None, *, native: bool = False) -> None:
     """Sums over time ("allocated" and "freed") become 0."""
-    kind, index = _resolve(device)
-    made = _ours(kind, native)
-    if made is None:
-        getattr(torch, kind).reset_accumulated_memory_stats(index)
-    else:
-        made.allocator.reset_accumulated(index)
+    _ask(device, native, "reset_accumulated_memory_stats", "reset_accumulated")
 
 
 def empty_cache(device: Device = None, *, native: bool = False) -> None:
@@ -134,14 +129,13 @@ def set_memory_limit(size: int, device: Device = None) -> None:
     made.allocator.set_limit(index, size)
 
 
-def mem_get_info(device: Device = None) -> tuple[int, int]:
-    """Free and total bytes of the device, whoever holds the rest."""
-    kind, index = _resolve(device)
-    made = _ours(kind, False)
-    if made is None:
-        free, total = getattr(torch, kind).mem_get_info(index)
-        return int(free), int(total)
-    return made.allocator.memory_info(index)
+def mem_get_info(device: Device = None, *, native: bool = False) -> tuple[int, int]:
+    """Free and total bytes of the device, or of the machine, whoever holds the rest."""
+    if _resolve(device)[0] == "cpu":
+        page = os.sysconf("SC_PAGESIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    free, total = _ask(device, native, "mem_get_info", "memory_info")
+    return int(free), int(total)
 
 
 def memory_snapshot(device: Device = None, *, native: bool = False) -> list[dict[str, Any]]:

@@ -9,23 +9,29 @@
 #include <string>
 #include <vector>
 
+#include "../core/old_runtime.h"
 #include "allocator.h"
 #include "failure.h"
+#include "functions.h"
 
 namespace {
 
 constexpr int kComplete = 3;  // DPCTL_COMPLETE
 
+#define OXYTORCH_SYCL_FUNCTIONS(F)                             \
+  F(void*, DPCTLmalloc_device, (std::size_t, void* queue))     \
+  F(void*, DPCTLmalloc_host, (std::size_t, void* queue))       \
+  F(void, DPCTLfree_with_queue, (void*, void* queue))          \
+  F(void*, DPCTLQueue_SubmitBarrier, (void* queue))            \
+  F(void*, DPCTLQueue_GetDevice, (void* queue))                \
+  F(void, DPCTLDevice_Delete, (void* device))                  \
+  F(std::size_t, DPCTLDevice_GetGlobalMemSize, (void* device)) \
+  F(int, DPCTLEvent_GetCommandExecutionStatus, (void* event))  \
+  F(void, DPCTLEvent_Wait, (void* event))                      \
+  F(void, DPCTLEvent_Delete, (void* event))
+
 struct Sycl {
-  void* (*DPCTLmalloc_device)(std::size_t, void* queue);
-  void (*DPCTLfree_with_queue)(void*, void* queue);
-  void* (*DPCTLQueue_SubmitBarrier)(void* queue);
-  void* (*DPCTLQueue_GetDevice)(void* queue);
-  void (*DPCTLDevice_Delete)(void* device);
-  std::size_t (*DPCTLDevice_GetGlobalMemSize)(void* device);
-  int (*DPCTLEvent_GetCommandExecutionStatus)(void* event);
-  void (*DPCTLEvent_Wait)(void* event);
-  void (*DPCTLEvent_Delete)(void* event);
+  OXYTORCH_SYCL_FUNCTIONS(OXYTORCH_POINTER)
 
   std::vector<void*> queues;             // one of each device, of the context of all its queues
   std::vector<std::size_t> total, held;  // bytes
@@ -45,6 +51,18 @@ int release(void* context, int device, void* data, std::size_t bytes) {
   Sycl& sycl = sycl_of(context);
   sycl.DPCTLfree_with_queue(data, sycl.queues[device]);
   sycl.held[device] -= bytes;
+  return OXYTORCH_MEMORY_OK;
+}
+
+int allocate_host(void* context, int device, std::size_t bytes, void** data) {
+  Sycl& sycl = sycl_of(context);
+  *data = sycl.DPCTLmalloc_host(bytes, sycl.queues[device]);
+  return *data ? OXYTORCH_MEMORY_OK : OXYTORCH_MEMORY_OUT;
+}
+
+int release_host(void* context, int device, void* data, std::size_t) {
+  Sycl& sycl = sycl_of(context);
+  sycl.DPCTLfree_with_queue(data, sycl.queues[device]);
   return OXYTORCH_MEMORY_OK;
 }
 
@@ -77,49 +95,39 @@ int memory_info(void* context, int device, std::size_t* free_bytes, std::size_t*
   return OXYTORCH_MEMORY_OK;
 }
 
-// Returns the first name that is missing.
-std::string load(void* library, Sycl& sycl) {
-  std::string missing;
-  const auto get = [&](auto& function, const char* name) {
-    void* symbol = dlsym(library, name);
-    if (!symbol && missing.empty()) missing = name;
-    std::memcpy(&function, &symbol, sizeof symbol);
-  };
-#define OXYTORCH_GET(name) get(sycl.name, #name)
-  OXYTORCH_GET(DPCTLmalloc_device);
-  OXYTORCH_GET(DPCTLfree_with_queue);
-  OXYTORCH_GET(DPCTLQueue_SubmitBarrier);
-  OXYTORCH_GET(DPCTLQueue_GetDevice);
-  OXYTORCH_GET(DPCTLDevice_Delete);
-  OXYTORCH_GET(DPCTLDevice_GetGlobalMemSize);
-  OXYTORCH_GET(DPCTLEvent_GetCommandExecutionStatus);
-  OXYTORCH_GET(DPCTLEvent_Wait);
-  OXYTORCH_GET(DPCTLEvent_Delete);
-#undef OXYTORCH_GET
-  return missing;
-}
-
 }  // namespace
 
 #pragma GCC visibility push(default)
-extern "C" int oxytorch_memory_sycl_source(const char* path, void* const* queues, int devices,
-                                           oxytorch_memory_source* source) {
+extern "C" {
+
+int oxytorch_memory_sycl_give(const oxytorch_memory_source* source, int device, void* queue) {
+  Sycl& sycl = sycl_of(source->context);
+  if (device < 0 || std::size_t(device) >= sycl.queues.size())
+    return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID, "there is no such SYCL device");
+  void* found = sycl.DPCTLQueue_GetDevice(queue);
+  sycl.queues[device] = queue;
+  sycl.total[device] = sycl.DPCTLDevice_GetGlobalMemSize(found);
+  sycl.DPCTLDevice_Delete(found);
+  return OXYTORCH_MEMORY_OK;
+}
+
+int oxytorch_memory_sycl_source(const char* path, void* const* queues, int devices,
+                                oxytorch_memory_source* source) {
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library)
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
                                 std::string("dpctl's library cannot be loaded: ") + dlerror());
   auto sycl = std::make_unique<Sycl>();
-  const std::string missing = load(library, *sycl);
+  std::string missing;
+#define OXYTORCH_FIND(result, name, arguments) \
+  oxytorch::memory::find(library, #name, sycl->name, missing);
+  OXYTORCH_SYCL_FUNCTIONS(OXYTORCH_FIND)
   if (!missing.empty())
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
                                 "dpctl's library has no " + missing + "; upgrade dpctl");
-  for (int i = 0; i < devices; ++i) {
-    void* device = sycl->DPCTLQueue_GetDevice(queues[i]);
-    sycl->queues.push_back(queues[i]);
-    sycl->total.push_back(sycl->DPCTLDevice_GetGlobalMemSize(device));
-    sycl->held.push_back(0);
-    sycl->DPCTLDevice_Delete(device);
-  }
+  sycl->queues.resize(devices);
+  sycl->total.resize(devices);
+  sycl->held.resize(devices);
   *source = {};
   source->name = "SYCL";
   source->devices = devices;
@@ -130,8 +138,13 @@ extern "C" int oxytorch_memory_sycl_source(const char* path, void* const* queues
   source->wait = wait;
   source->forget = forget;
   source->memory_info = memory_info;
+  source->allocate_host = allocate_host;
+  source->release_host = release_host;
   // In use until the process ends.
   source->context = sycl.release();
+  for (int i = 0; queues && i < devices; ++i) oxytorch_memory_sycl_give(source, i, queues[i]);
   return OXYTORCH_MEMORY_OK;
 }
+
+}  // extern "C"
 #pragma GCC visibility pop

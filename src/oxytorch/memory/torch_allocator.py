@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from .. import _library
-from . import _core
+from . import _core, _sources
+from .errors import MemoryLibraryError
 
 # Setters of torch's pluggable allocator, and what we set.
 _SETTERS = {
@@ -41,31 +42,35 @@ class Installed:
 LEAST_HOST_BYTES = 1 << 20
 """CPU tensors below this come from malloc: its small blocks stay mapped."""
 
+_POLICIES = {"cuda": "mapped", "xpu": "native", "cpu": "expandable"}
+"""What each kind of device is served by unless a policy is named."""
+
 _installed: dict[str, Installed] = {}
 _lock = threading.Lock()
 
 
 def installed(device: str) -> Installed | None:
-    """The allocator that `use` or `pool` has made for "cuda" or "cpu"; None: there is none."""
+    """The allocator that `use` or `pool` has made for a kind of device; None: there is none."""
     return _installed.get(device)
 
 
 def use(device: str = "cuda", *, policy: str | None = None) -> None:
     """Makes this allocator torch's allocator of a kind of device.
 
-    "cuda": until the process ends. It has to be called before anything is allocated
+    "cuda", "xpu": until the process ends. It has to be called before anything is allocated
     there; a second call with the same arguments does nothing. torch's own statistics
     (`torch.cuda.memory_allocated`) do not know pluggable allocators: ask
-    `oxytorch.memory.memory_allocated` and its like.
+    `oxytorch.memory.memory_allocated` and its like. "xpu" begins to use the devices.
 
     "cpu": at any time, until `restore("cpu")`. Tensors of 1 MiB or more are then taken of huge
     pages that stay mapped when the tensor is freed. For that two entries of the table through which
     torch's library libc10.so calls the C library (`posix_memalign`, `free`) are replaced.
 
     Args:
-        device: "cuda" or "cpu".
+        device: "cuda", "xpu" or "cpu".
         policy: "mapped", which puts large blocks together of free pages from anywhere; "native" or
-            "expandable", which do what torch does. None: "mapped", and "expandable" on the CPU.
+            "expandable", which do what torch does. None: "mapped" for CUDA, "expandable" on the
+            CPU and "native" for XPU, where memory cannot be mapped.
 
     Raises:
         RuntimeError: torch has allocated there already, or is not built for it.
@@ -73,10 +78,10 @@ def use(device: str = "cuda", *, policy: str | None = None) -> None:
     """
     device = str(device)
     if device == "cpu":
-        _use_host(policy or "expandable")
+        _use_host(policy or _POLICIES[device])
         return
-    policy = policy or "mapped"
     _check_device(device)
+    policy = policy or _POLICIES[device]
     with _lock:
         before = _installed.get(device)
         if before is not None and before.whole_process:
@@ -86,14 +91,18 @@ def use(device: str = "cuda", *, policy: str | None = None) -> None:
                     "torch changes its allocator once only; start a new process"
                 )
             return
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        module = getattr(torch, device)
+        if module.is_initialized():
             raise RuntimeError(
                 f"use({device!r}): torch has begun to use the device; call it before the first "
                 "tensor or model is made there"
             )
         made = _make(device, policy, whole_process=True)
-        torch.cuda.memory.change_current_allocator(made.torch_allocator)
+        module.memory.change_current_allocator(made.torch_allocator)
         _installed[device] = made
+        if device == "xpu":
+            module.init()
+            _sources.give_queues(_sources.xpu())
 
 
 def _use_host(policy: str) -> None:
@@ -126,7 +135,7 @@ def _use_host(policy: str) -> None:
 def restore(device: str = "cpu") -> None:
     """New CPU tensors come from malloc again; those that are there stay where they are.
 
-    For "cuda" torch has no way back.
+    For "cuda" and "xpu" torch has no way back.
     """
     if device != "cpu":
         raise ValueError(
@@ -137,7 +146,7 @@ def restore(device: str = "cpu") -> None:
 
 
 @contextlib.contextmanager
-def pool(device: str = "cuda", *, policy: str = "mapped") -> Iterator[Any]:
+def pool(device: str = "cuda", *, policy: str | None = None) -> Iterator[Any]:
     """In it, this thread's allocations come from a pool of their own over this allocator.
 
     torch's native allocator stays on top: it splits and keeps what it takes from the pool as
@@ -145,53 +154,64 @@ def pool(device: str = "cuda", *, policy: str = "mapped") -> Iterator[Any]:
     allocations are not the pool's, except under `torch.autograd.set_multithreading_enabled(False)`.
 
     Yields:
-        The `torch.cuda.MemPool`. Its memory is given back once the pool and all its tensors are
+        The `MemPool` of torch. Its memory is given back once the pool and all its tensors are
         gone.
     """
-    if device != "cuda":
-        raise ValueError(f"pool: expected device 'cuda', got {device!r}")
+    if device not in ("cuda", "xpu"):
+        raise ValueError(f"pool: expected device 'cuda' or 'xpu', got {device!r}")
     _check_device(device)
+    policy = policy or _POLICIES[device]
+    module = getattr(torch, device)
     with _lock:
         made = _installed.get(device)
         if made is None:
             made = _installed[device] = _make(device, policy, whole_process=False)
+            if device == "xpu":
+                _sources.give_queues(_sources.xpu())
         elif made.whole_process:
             raise RuntimeError(
                 "pool: this allocator is torch's own already, by use(); there is nothing to change"
             )
         elif made.policy != policy:
             raise ValueError(f"pool: the first pool has policy {made.policy!r}, got {policy!r}")
-    memory_pool = torch.cuda.MemPool(allocator=made.torch_allocator.allocator())
-    with torch.cuda.use_mem_pool(memory_pool):
+    memory_pool = module.memory.MemPool(allocator=made.torch_allocator.allocator())
+    with module.memory.use_mem_pool(memory_pool):
         yield memory_pool
 
 
 def _check_device(device: str) -> None:
-    if device == "xpu":
-        raise NotImplementedError(
-            "xpu: this allocator serves SYCL through its C interface (oxytorch_memory_sycl_source) "
-            "alone; torch's allocator for XPU stays in use"
-        )
-    if device != "cuda":
-        raise ValueError(f"device: expected 'cuda' or 'cpu', got {device!r}")
-    if torch.version.cuda is None:
+    if device not in ("cuda", "xpu"):
+        raise ValueError(f"device: expected 'cuda', 'xpu' or 'cpu', got {device!r}")
+    is_built = torch.version.cuda is not None if device == "cuda" else torch.xpu._is_compiled()
+    if not is_built:
         raise RuntimeError(
-            f"cuda: torch {torch.__version__} is built without CUDA; install a build that has it"
+            f"{device}: torch {torch.__version__} is built without {device.upper()}; install a "
+            "build that has it"
+        )
+    if device == "xpu" and not hasattr(torch.xpu.memory, "XPUPluggableAllocator"):
+        raise RuntimeError(
+            f"xpu: torch {torch.__version__} takes no allocator of others for XPU; upgrade torch"
         )
 
 
 def _make(device: str, policy: str, *, whole_process: bool) -> Installed:
     library = _core.library()
-    table = _core.Source()
-    _core.check(library.oxytorch_memory_cuda_source(ctypes.byref(table)))
+    table = _sources.cuda() if device == "cuda" else _sources.xpu()
     allocator = _core.Allocator(table, policy)
     knows_torch = _library.torch_version() <= _library.NEWEST_TORCH
     library.oxytorch_memory_install(allocator.handle, int(knows_torch))
-    torch_allocator = torch.cuda.memory.CUDAPluggableAllocator(
+    pluggable = getattr(getattr(torch, device).memory, f"{device.upper()}PluggableAllocator")
+    torch_allocator = pluggable(
         str(_core.PATH), "oxytorch_memory_torch_malloc", "oxytorch_memory_torch_free"
     )
     if whole_process:
-        _set_functions(library, torch_allocator.allocator())  # type: ignore[no-untyped-call]
+        target = torch_allocator.allocator()
+        if device == "cuda":
+            _set_functions(library, target)
+        elif hasattr(target, "set_record_stream_fn"):
+            target.set_record_stream_fn(_address(library, "record_stream"))
+        else:
+            _replace_record_stream(allocator)
     return Installed(device, policy, allocator, torch_allocator, whole_process)
 
 
@@ -203,5 +223,29 @@ def _set_functions(library: Any, target: Any) -> None:
             "upgrade torch, or use oxytorch.memory.pool()"
         )
     for setter, name in _SETTERS.items():
-        function = getattr(library, f"oxytorch_memory_torch_{name}")
-        getattr(target, setter)(ctypes.cast(function, ctypes.c_void_p).value)
+        getattr(target, setter)(_address(library, name))
+
+
+def _address(library: Any, name: str) -> int | None:
+    function = getattr(library, f"oxytorch_memory_torch_{name}")
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+_operators: list[torch.library.Library] = []
+
+
+def _replace_record_stream(allocator: _core.Allocator) -> None:
+    """Tells our allocator of `Tensor.record_stream` on XPU, of which torch tells it nothing."""
+
+    def record_stream(tensor: torch.Tensor, stream: torch.Stream) -> None:
+        own = torch.xpu.Stream(  # type: ignore[no-untyped-call]
+            stream_id=stream.stream_id,
+            device_index=stream.device_index,
+            device_type=stream.device_type,
+        )
+        with contextlib.suppress(MemoryLibraryError):  # memory of others: torch ignores it too
+            allocator.record_stream(tensor.untyped_storage().data_ptr(), int(own.sycl_queue))
+
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("record_stream", record_stream, "XPU")  # type: ignore[no-untyped-call]
+    _operators.append(library)

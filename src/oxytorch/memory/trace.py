@@ -1,20 +1,18 @@
 """Traces of allocations: what a program asked of an allocator, and when. One file each.
 
 A file is the magic, a version, the length and the sha256 of what follows, a description (JSON), and
-columns of numbers, each compressed. It holds no code, and nothing of it is believed: all is checked
+columns of numbers, each compressed. It holds no code, and all of it is checked
 before it is used.
 """
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import hashlib
 import json
 import os
 import struct
 import sys
-import tempfile
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -22,6 +20,8 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from ..core.whole_file import replacing
 
 MAGIC = b"oxytrace"
 VERSION = 1
@@ -190,10 +190,13 @@ def live_after(trace: Trace, event: int) -> list[int]:
     return [*live]
 
 
-def holders(trace: Trace, count: int = 10) -> list[tuple[int, int, str]]:
-    """The lines of code that hold most at the peak: bytes, allocations and the line."""
+def holders(trace: Trace, count: int = 10, event: int | None = None) -> list[tuple[int, int, str]]:
+    """The lines of code that hold most after an event, by default at the peak.
+
+    Of each: bytes, allocations and the line.
+    """
     found: dict[int, list[int]] = {}
-    for number in live_after(trace, peak(trace).event):
+    for number in live_after(trace, peak(trace).event if event is None else event):
         held = found.setdefault(trace.places[number], [0, 0])
         held[0] += rounded(trace.sizes[number])
         held[1] += 1
@@ -220,17 +223,8 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> None:
     head = zlib.compress(json.dumps(description).encode(), 9)
     content = struct.pack("<I", len(head)) + head + b"".join(columns.values())
     digest = hashlib.sha256(content).digest()
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.absolute().parent, prefix=".new-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_HEAD.pack(MAGIC, VERSION, 0, digest) + content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with replacing(Path(path)) as file:
+        file.write_bytes(_HEAD.pack(MAGIC, VERSION, 0, digest) + content)
 
 
 def load(path: str | os.PathLike[str]) -> Trace:
@@ -296,7 +290,7 @@ def _unpack(packed: bytes, count: int, typecode: str) -> array[int]:
     opened = zlib.decompressobj()
     data = opened.decompress(packed, count * width + 1)
     if len(data) != count * width or not opened.eof:
-        raise TraceError(f"the trace has a column of other than {count} numbers")
+        raise TraceError(f"the trace has a column that does not have {count} values")
     mixed = bytearray(len(data))
     for place in range(width):
         mixed[place::width] = data[place * count : (place + 1) * count]

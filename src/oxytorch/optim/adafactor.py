@@ -39,7 +39,7 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
             if sharding.is_sharded(parameter):
                 raise TypeError(
                     "Adafactor: expected plain parameters, got a DTensor: its rows and columns "
-                    "lie in several processes"
+                    "are sharded over several processes"
                 )
         return super()._others(group)
 

@@ -17,6 +17,7 @@ from .. import _garbage
 from ..core.modes import with_normal_tensors
 from ..graph.state import random_unmoved
 from ..program.model import ProgramModel
+from ..program.told import calls_told
 from ..rewriting import predecessor
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
 from ..rewriting.copies import Separation, copied
@@ -66,7 +67,7 @@ def optimize(
 ) -> tuple[_Model, Optimizer]: ...
 
 
-@leads_on("optimize", predecessor.OPTIMIZE)
+@leads_on("optimize", predecessor.OPTIMIZE | predecessor.OF_ANOTHER)
 @with_normal_tensors
 def optimize(
     model: _Model | ExportedProgram,
@@ -255,12 +256,16 @@ def _asked(dtype: Any) -> list[torch.dtype]:
 def explain(model: nn.Module) -> Report:
     """Return the report of the `optimize` call that made `model`.
 
-    str() of the report gives text, as_dict() data. For a model that was only quantized, it is the
-    report of `quantize_`. Raises ValueError if the model was neither optimized nor quantized.
+    str() of the report gives text, as_dict() data. `calls` in it tells of a model that runs as a
+    program what became of the calls so far: which sizes it serves, and why no others. For a model
+    that was only quantized, it is the report of `quantize_`. Raises ValueError if the model was
+    neither optimized nor quantized.
     """
     if isinstance(model, torch.jit.ScriptModule):
         return _report_of_scripted(model)
-    return _last_log(model, "explain")[1].report
+    report = _last_log(model, "explain")[1].report
+    report.calls = calls_told(model)
+    return report
 
 
 def undo(model: _Model) -> _Model:

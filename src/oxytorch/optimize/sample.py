@@ -112,23 +112,38 @@ class Sample:
                     model(*self.args, **self.kwargs)
             except Exception as error:
                 pass_on_interruption(error)
-                found = self._other_structure(model)
-                way = found or (
-                    "give a tensor, a tuple of positional arguments or a mapping of keyword "
-                    "arguments that the model can be called with"
-                )
-                raise SampleError(
-                    f"optimize: sample_input does not fit {type(model).__name__}.forward "
-                    f"({type(error).__name__}: {error}); {way}{self._dtype_hint(self._own)}"
-                ) from error
+                raise self.misfit(model, error) from error
 
-    def _other_structure(self, model: nn.Module) -> str:
-        """What would fit in place of this sample, for an error; an empty string if nothing does."""
+    def fits(self, model: nn.Module) -> bool:
+        """Whether a model can be called with it."""
+        return self._fits(model, self.args, self.kwargs)
+
+    def misfit(
+        self,
+        model: nn.Module,
+        error: Exception,
+        caller: str = "optimize",
+        name: str = "sample_input",
+    ) -> SampleError:
+        """The error for arguments with which a model raised `error`: what would fit, if it is
+        found. name: the argument of `caller` that holds them."""
+        way = self._other_structure(model, name) or (
+            "give a tensor, a tuple of positional arguments or a mapping of keyword arguments that "
+            f"it can be called with{_parameters_of(model)}"
+        )
+        return SampleError(
+            f"{caller}: {name} does not fit {type(model).__name__}.forward "
+            f"({type(error).__name__}: {error}); {way}{self._dtype_hint(self._own)}"
+        )
+
+    def _other_structure(self, model: nn.Module, given: str) -> str:
+        """What would fit in place of this sample, for an error; an empty string if nothing does.
+        given: the argument that holds it."""
         others: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         if self.kwargs:
             others = [
-                ("(sample_input,), the mapping as its one argument", (self.kwargs,), {}),
-                ("tuple(sample_input.values()), without names", tuple(self.kwargs.values()), {}),
+                (f"({given},), the mapping as its one argument", (self.kwargs,), {}),
+                (f"tuple({given}.values()), without names", tuple(self.kwargs.values()), {}),
             ]
         elif len(self.args) == 1 and isinstance(self.args[0], Mapping):
             others = [("the mapping alone, its members by name", (), {**self.args[0]})]
@@ -137,8 +152,8 @@ class Sample:
         elif self.args:
             inner = self.args if len(self.args) > 1 else ()
             others = [
-                ("(sample_input,), all of it as one argument", (self.args,), {}),
-                ("sample_input[0], its first member alone", inner[:1], {}),
+                (f"({given},), all of it as one argument", (self.args,), {}),
+                (f"{given}[0], its first member alone", inner[:1], {}),
                 ("tensors with a first dimension more, x.unsqueeze(0)", _batched(self.args), {}),
             ]
         for name, args, kwargs in others:
@@ -165,6 +180,19 @@ class Sample:
             return ""
         names = ", ".join(str(dtype) for dtype in given - {own})
         return f"; its weights are {own}, so give floating inputs in that dtype, not {names}"
+
+
+def _parameters_of(model: nn.Module) -> str:
+    """The arguments of a model's forward, for an error; empty where they say nothing."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    needed = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    optional = {p.name for p in parameters if p.default is not p.empty}
+    shown = [f"{name}=..." if name in optional else name for name in needed[:6]]
+    more = ", ..." if len(needed) > len(shown) else ""
+    return f": forward({', '.join(shown)}{more})" if needed else ""
 
 
 def sample_of_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

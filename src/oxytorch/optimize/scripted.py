@@ -62,20 +62,20 @@ def _fastest(stock: ScriptModule, sample: Sample, report: Report) -> ScriptModul
         except CaptureError as error:
             report.entries.append(Entry(_PASS, "forward", False, str(error)))
             return stock
-        if not layouts and outcome.done == found[0][1].done:
+        if not layouts and outcome.applied == found[0][1].applied:
             break
         found.append((candidate, outcome))
-    for kind, why in found[0][1].left.items():
+    for kind, why in found[0][1].skipped.items():
         report.entries.append(Entry(_PASS, kind, False, why))
     for candidate, outcome in found:
-        if not outcome.done:
+        if not outcome.applied:
             continue
         ratio = _ratio(stock, candidate, sample)
         if ratio <= GAIN:
-            for name, count in outcome.done.items():
+            for name, count in outcome.applied.items():
                 report.entries += [Entry(_PASS, "forward", True, name)] * count
             return candidate
-        names = ", ".join(sorted(outcome.done))
+        names = ", ".join(sorted(outcome.applied))
         why = f"takes {ratio:.2f} times as long on the sample with {names}"
         report.entries.append(Entry(_PASS, "forward", False, why))
     return stock

@@ -26,10 +26,10 @@ Run = Callable[[], Any]
 ROUNDS = 9
 """Paired rounds per comparison; the median of their ratios decides."""
 FIRST_ROUNDS = 3
-"""Rounds after which a model that is no slower than it was is believed to be so, if calls are not
+"""Rounds after which a model that is no slower than it was counts as such, if calls are not
 short."""
 CLEAR_ROUNDS, HOPELESS = 2, 1.5
-"""Rounds after which it is believed to be faster where it gained in each, and after which one that
+"""Rounds after which it counts as faster where it gained in each, and after which one that
 took so many times as long in each is timed no more."""
 DECISIVE, DECISIVE_LONG = 0.5, 0.85
 """Part of the time of the others in the first round, up to which no other round is needed: for
@@ -40,7 +40,7 @@ SHORT = 0.05
 """Seconds of two models' calls together up to which calls are short: each is timed after one that
 is not."""
 ENOUGH = 0.05
-"""Seconds of rounds of short calls, before which they are not believed."""
+"""Seconds of rounds of short calls, before which they do not decide."""
 LOSS = 1.03
 """Ratio above which a model is slower than it was."""
 GAIN = 0.98
@@ -88,19 +88,23 @@ def choose(
         keep = ratio <= GAIN
         lines.append((
             f"{'with' if added else 'without'} {name}",
-            f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms, ratio {ratio:.3f}: "
-            + ("taken" if keep else "not taken"),
+            f"{_compared(ratio, before, after)}: {'used' if keep else 'not used'}",
         ))  # fmt: skip
         if keep:
             best, chosen = candidate, other
         del candidate
     first = build(always) if always else model
     ratio, before, after = paired(first, best, sample)
-    lines.append(("original -> optimized", f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms"))
+    lines.append(("original -> optimized", _compared(ratio, before, after)))
     if ratio > 1.0:
-        lines.append(("kept the original", f"ratio {ratio:.3f}: nothing won"))
+        lines.append(("kept the original", "nothing was faster"))
         chosen = always
     return chosen, {"passes": list(chosen), "ratio": ratio, "lines": lines}
+
+
+def _compared(ratio: float, before: float, after: float) -> str:
+    """Medians, and the median ratio of pairs, which another load of the machine hardly moves."""
+    return f"{before * 1e3:.4g} ms -> {after * 1e3:.4g} ms (paired: {ratio:.3f} x)"
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ def keep_fastest(request: Request, result: nn.Module) -> tuple[nn.Module, dict[s
             result = candidates[1]
         else:
             turns, names = [turn[:2] for turn in turns], _without_program(names)
-            line = f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms, ratio {ratio:.3f}: not taken"
+            line = f"{_compared(ratio, before, after)}: not used"
             tuned = {"passes": [*names], "ratio": ratio, "lines": [("with program", line)]}
     if _of_turns(turns, 0, -1)[0] <= LOSS:
         return result, tuned
@@ -323,7 +327,7 @@ def _differs(model: nn.Module, name: str) -> bool:
     """Whether a pass did anything to the model."""
     from . import explain
 
-    return any(entry.pass_name == name for entry in explain(model).done)
+    return any(entry.pass_name == name for entry in explain(model).applied)
 
 
 def paired(first: nn.Module, second: nn.Module, sample: Sample) -> tuple[float, float, float]:

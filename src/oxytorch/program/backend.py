@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from .. import _garbage
 from ..core.interruption import pass_on_interruption
 from ..graph.errors import CaptureError
 from .capture import Outputs, steps_of
+from .handed_on import hand_on
 from .inference import can_trace, has_symbols, traced_steps
 from .other_operators import RESAMPLING
 from .placed import Placed, UnsettledError
@@ -33,16 +34,24 @@ _aten = torch.ops.aten
 
 
 def compile_graph(
-    graph: fx.GraphModule, example_inputs: Sequence[Any], **ignored: Any
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Mapping[str, Any] | None = None,
+    **ignored: Any,
 ) -> Callable[..., Any]:
     """The backend: a function that computes what Dynamo's graph computes.
 
-    ignored: `mode` and `options` of `torch.compile`, which are for other backends.
+    options: `{"then": backend}` hands the fused graph on to another backend, by its name or as a
+    function. ignored: `mode` of `torch.compile` and other options, which are for other backends.
     """
-    if ignored:
-        named = " and ".join(ignored)
+    rest = {**(options or {})}
+    then = rest.pop("then", None)
+    if ignored or rest:
+        named = " and ".join([*ignored, *(f"option {name}" for name in rest)])
         warnings.warn(f"backend='oxytorch' takes no {named}: ignored", stacklevel=2)
     with _garbage.paused():
+        if then is not None:
+            return hand_on(graph, example_inputs, then, _say_why)
         return _of_inference(graph, example_inputs) or _by_torch(graph, example_inputs)
 
 

@@ -133,6 +133,7 @@ class Capture:
         self.transposed: dict[Value, Value] = {}
         """The matrices that values are the transposes of."""
         self._numbers: dict[tuple[Any, torch.dtype], Value] = {}
+        self._sizes: dict[Value, Value] = {}  # as tensors
         self.steps = Steps()
         self.outputs: Outputs = []
 
@@ -288,13 +289,11 @@ class Capture:
         """A tensor; a number where a tensor is expected becomes one beside the other tensors."""
         if isinstance(value, fx.Node):
             found = self.values[value]
-            if not isinstance(found, Value) or found.is_size:
-                raise CaptureError("a size is given as a tensor")
-            return found
+            if not isinstance(found, Value):
+                raise CaptureError("several values are given as a tensor")
+            return self.size_as_tensor(found, _beside(func, all_given)) if found.is_size else found
         if isinstance(value, bool | int | float | complex):
-            if func in _CHOICES:
-                all_given = all_given[1:] if func is _aten.where.self else all_given[:1]
-            return self._number(value, [m for m in map(meta_of, all_given) if m is not None])
+            return self._number(value, _beside(func, all_given))
         raise CaptureError(f"{value!r} is given as a tensor")
 
     def _number(self, number: complex, beside: Sequence[Tensor]) -> Value:
@@ -311,6 +310,20 @@ class Capture:
                 return self._constant(number, dtype)
         raise CaptureError(f"the number {number!r} gives a dtype that no tensor gives")
 
+    def size_as_tensor(self, size: Value, beside: Sequence[Tensor] = ()) -> Value:
+        """A size as a tensor without dimensions: the first size of a tensor without elements."""
+        made = torch.empty((), dtype=torch.int64, device="meta")
+        if any(torch.result_type(each, made) != torch.result_type(each, 0) for each in beside):
+            raise CaptureError("a size gives a dtype that no tensor gives")
+        if size not in self._sizes:
+            nothing = [[size, "0"], *["none"] * 5]
+            empty = self.emit("aten::empty.memory_format", nothing, Value())
+            sizes = self.emit("aten::_shape_as_tensor", [empty], Value())
+            first = Step("aten::select.int", [sizes, "0", "0"], [Value(meta=made)], is_view=True)
+            self.steps.steps.append(first)
+            self._sizes[size] = first.results[0]  # type: ignore[assignment]
+        return self._sizes[size]
+
     def _constant(self, number: complex, dtype: torch.dtype) -> Value:
         key = (repr(number), dtype)
         if key not in self._numbers:
@@ -319,6 +332,13 @@ class Capture:
 
     def _of_tensors(self, node: fx.Node, func: Any, given: Sequence[Any]) -> Any:
         return self.call(node, func, given[: len(func._schema.arguments)])
+
+
+def _beside(func: Any, given: Sequence[Any]) -> list[Tensor]:
+    """What is known of the tensors that decide beside a number which dtype an operator gives."""
+    if func in _CHOICES:
+        given = given[1:] if func is _aten.where.self else given[:1]
+    return [meta for meta in map(meta_of, given) if meta is not None]
 
 
 def _note(made: Any, meta: Any) -> None:

@@ -177,7 +177,8 @@ def is_pythons(filename: str) -> bool:
 def is_models(frame: types.FrameType) -> bool:
     """Whether code is the model's, or that of torch's layers, which run in its place."""
     name, caller = frame.f_code.co_filename, frame.f_back
-    while name.startswith("<") and caller is not None:  # made by whoever called it
+    while name.startswith("<") and not is_pythons(name) and caller is not None:
+        # made by whoever called it
         name, caller = caller.f_code.co_filename, caller.f_back
     return _is_models(name)
 

@@ -78,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Converts; 1 if the answers differ, 2 if that cannot be done."""
+    """Converts; 1 if the outputs differ, 2 if that cannot be done."""
     source: Path = arguments.source
     target: Path = arguments.target or source.with_suffix(".oxy")
     try:
@@ -123,14 +123,15 @@ def _exported(path: Path, modules: Sequence[str]) -> ExportedProgram:
             raise ValueError(f"--import {name}: {error}") from error
     try:
         return _loaded(path)
-    except _UnreadError as error:
-        if _QDQ not in str(error):
+    except _UnreadError:
+        if _QDQ_OPERATORS in sys.modules:
             raise
-    importlib.import_module(_QDQ_OPERATORS)  # which torch imports where somebody asks for them
+    # Files of quantized models call operators that torch imports where somebody asks for them.
+    importlib.import_module(_QDQ_OPERATORS)
     return _loaded(path)
 
 
-_QDQ, _QDQ_OPERATORS = "quantized_decomposed", "torch.ao.quantization.fx._decomposed"
+_QDQ_OPERATORS = "torch.ao.quantization.fx._decomposed"
 
 
 class _UnreadError(ValueError):
@@ -164,19 +165,19 @@ def _compare(exported: ExportedProgram, target: Path) -> int:
     if exported.example_inputs is None:
         print("not compared: the source holds no example")
         return 0
-    answers = []
+    outputs = []
     for model in (exported.module(), files.load(target, verify=True)):
         args, kwargs = torch.utils._pytree.tree_map_only(
             Tensor, torch.clone, exported.example_inputs
         )
         torch.manual_seed(0)
         with torch.no_grad():
-            answers.append(_leaves(model(*args, **kwargs)))
-    worst = max(map(_difference, *answers), default=0.0)
+            outputs.append(_leaves(model(*args, **kwargs)))
+    worst = max(map(_difference, *outputs), default=0.0)
     if worst > 1:
         target.unlink()
         print(
-            f"oxytorch convert: the answers differ by {worst:.1f} times the tolerance; {target} "
+            f"oxytorch convert: the outputs differ by {worst:.1f} times the tolerance; {target} "
             "was removed. Please report this model",
             file=sys.stderr,
         )
@@ -194,7 +195,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _difference(wanted: Any, found: Any) -> float:
-    """How far two answers differ, in tolerances."""
+    """How far two outputs differ, in tolerances."""
     if not isinstance(wanted, Tensor):
         return 0.0 if wanted == found else float("inf")
     is_like = isinstance(found, Tensor) and wanted.shape == found.shape

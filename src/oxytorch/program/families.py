@@ -34,6 +34,8 @@ MOST_PROOFS = 2
 """Runs of which a proof for all sizes is tried."""
 MOST_RUNS = 4
 """Runs of which formulas are made."""
+MOST_TEXTS = 8
+"""Conditions that are told in words."""
 _LARGEST = TOLERANCE[torch.bfloat16]
 """By how much a recorded run may differ from one that is not: by rounding, in whichever dtype."""
 
@@ -184,18 +186,22 @@ class Programs:
 
     def proven(
         self, form: Hashable, tensors: Sequence[Tensor]
-    ) -> tuple[RecordedProgram, Output] | None:
-        """The program for calls of a form, with such tensors, and what they return, if it is proven
-        to be right."""
+    ) -> list[tuple[RecordedProgram, Output]]:
+        """The programs for calls of a form, with such tensors, and what they return, that are
+        proven to be right. Several differ in what the module's code read of its input."""
         proofs = [family.proof for family in self._families if family.proof is not None]
         if not proofs:
-            return None
+            return []
         inputs, kind = forms_of(tensors), without_sizes(form)
-        for proof in proofs:
-            outputs = proof.outputs(kind, inputs)
-            if outputs is not None:
-                return RecordedProgram(proof.placed, proof.externals, outputs), proof.output
-        return None
+        return [
+            (RecordedProgram(proof.placed, proof.externals, outputs), proof.output)
+            for proof in proofs
+            if (outputs := proof.outputs(kind, inputs)) is not None
+        ]
+
+    def told(self) -> list[str]:
+        """For each program, in words: which sizes it serves, and why no others."""
+        return [family.told() for family in self._families]
 
     def _serving(self, run: Run) -> _Family | None:
         """The calls of other sizes whose program stands for a run. Raises CaptureError."""
@@ -252,6 +258,7 @@ class _Family:
     def __init__(self, run: Run) -> None:
         self.placed: Placed | None = None
         self.unproven = ""  # why there is no proof
+        self._alone = ""  # why a run was not joined to it
         self.externals = run.externals
         self._runs = [run]
         self._sized: Sequence[SizedRun] = ()
@@ -288,6 +295,25 @@ class _Family:
             _log.info("each new size runs the model's code once: %s", self.unproven)
             return
         self.proof = Proof(sized, (symbols, found), placed, self.externals, output, kind)
+
+    def told(self) -> str:
+        """Which sizes it serves, and why no others."""
+        if self.proof is not None:
+            return f"sizes are proven: new ones are served at once{self._conditions(self.proof)}"
+        if self.placed is None:
+            why = f"; another size was not joined: {self._alone}" if self._alone else ""
+            return f"serves one size{why}"
+        if len(self._sized) != 1:
+            why = "its operators had to be taken apart"
+        else:
+            why = self.unproven or "no proof was tried yet"
+        return f"sizes are not proven, each new one runs the model's code once: {why}"
+
+    def _conditions(self, proof: Proof) -> str:
+        places = proof.sized.places
+        texts = [*dict.fromkeys(text for own in proof.symbols for text in own.texts(places))]
+        more = f" and {len(texts) - MOST_TEXTS} more" if len(texts) > MOST_TEXTS else ""
+        return f", if {', '.join(texts[:MOST_TEXTS])}{more}" if texts else ""
 
     @property
     def may_join(self) -> bool:
@@ -333,6 +359,7 @@ class _Family:
 
         Raises CaptureError.
         """
+        self._alone = ""
         run.reduce()
         runs = [*self._runs, run]
         levels = range(len(run.recordings))
@@ -342,6 +369,7 @@ class _Family:
             for other in self._runs
         )
         if not alike:
+            self._alone = "it takes other tensors, or other operators that are taken apart"
             return None
         try:
             sized = [
@@ -352,9 +380,11 @@ class _Family:
             assert sizes is not None
             symbols = Symbols(sizes)
             placed = run.sized(sized[-1], symbols)
-        except (DifferentError, CaptureError):
+        except (DifferentError, CaptureError) as error:
+            self._alone = str(error)
             return None
         if not symbols.allow(sizes) or not accepts(placed, self.externals):
+            self._alone = "the program of both does not give what the model gives"
             return None
         self._sized, self._symbols, self.placed = sized, symbols, placed
         self.proof, self._proofs = None, 0

@@ -63,7 +63,7 @@ def traced_steps(graph: fx.GraphModule) -> Traced:
     places = graph.graph.find_nodes(op="placeholder")
     modes = {node.meta["example_value"].fake_mode for node in places}
     if len(modes) != 1:
-        raise CaptureError("nothing tells how its inputs were traced")
+        raise CaptureError("its inputs were traced in several ways, or none")
     (fake_mode,) = modes  # Dynamo's own: its tensors are as they were, unless a graph writes to one
     attributes = {node.target: None for node in graph.graph.find_nodes(op="get_attr")}
     held = [_attribute(graph, str(name)) for name in attributes]

@@ -1,7 +1,8 @@
 #include "program/json.h"
 
 #include <charconv>
-#include <cmath>
+
+#include "program/number.h"
 
 namespace oxytorch::json {
 
@@ -126,7 +127,7 @@ class Reader {
     if (made.kind == Kind::integer && std::from_chars(from, to, made.integer).ec != std::errc()) {
       made.kind = Kind::number;  // beyond 64 bits, which no integer of a file is
     }
-    if (std::from_chars(from, to, made.number).ec != std::errc()) made.number = INFINITY;
+    read_number({from, to}, made.number);
   }
 
   std::uint32_t code() {

@@ -80,7 +80,8 @@ def _sum(capture: Capture, node: fx.Node, a: Any, b: Any, alpha: Any = 1) -> Val
             second = _converted(capture, second, dtype)
         return capture.emit("add", [first, second, repr(float(factor))], Value())
     if factor != 1 and isinstance(b, fx.Node):
-        second = _times(capture, second, meta_of(b).dtype, factor, dtype)
+        own = torch.int64 if meta_of(b) is None else meta_of(b).dtype  # None: a size
+        second = _times(capture, second, own, factor, dtype)
     elif factor != 1:
         second = capture.tensor(int(b) * factor, given)
     return _sum_of_integers(capture, first, second, dtype)
@@ -215,8 +216,9 @@ def _full(capture: Capture, node: fx.Node, size: Any, value: Any, *_: Any) -> An
     else:
         size = [capture.size(each) for each in size]
     if isinstance(value, fx.Node):
-        raise CaptureError(f"{node.target} of a size")
-    one = capture.constant(torch.tensor(value, dtype=meta.dtype))
+        one = _size(capture, value, meta.dtype)
+    else:
+        one = capture.constant(torch.tensor(value, dtype=meta.dtype))
     expanded = capture.emit("aten::expand", [one, size, "false"], Value())
     return capture.emit("aten::clone", [expanded, Some("=contiguous_format")], Value())
 
@@ -231,8 +233,16 @@ def _size_of(capture: Capture, node: fx.Node, x: Any, place: Any) -> Value:
 
 def _scalar(capture: Capture, node: fx.Node, value: Any, *_: Any) -> Value:
     if isinstance(value, fx.Node):
-        raise CaptureError("a size becomes a tensor")
+        return _size(capture, value, node.meta["val"].dtype)
     return _own(capture, torch.tensor(value, dtype=node.meta["val"].dtype))
+
+
+def _size(capture: Capture, node: fx.Node, dtype: torch.dtype) -> Value:
+    """A size as a new tensor without dimensions."""
+    size = capture.values[node]
+    if not (isinstance(size, Value) and size.is_size):
+        raise CaptureError("a number becomes a tensor")
+    return _converted(capture, capture.size_as_tensor(size), dtype)
 
 
 def _own(capture: Capture, tensor: Tensor) -> Value:

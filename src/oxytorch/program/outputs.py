@@ -49,12 +49,11 @@ class Output:
         if [*map(type, _nodes(again))] != [*map(type, _nodes(value))]:
             raise CaptureError(f"its output is a {type(value).__name__}, which torch takes apart")
 
-    def is_like(self, value: Any, kind: type[Tensor]) -> bool:
-        """Whether another output, whose tensors are of a kind, differs in these alone. Raises
-        CaptureError."""
-        leaves, spec = _taken_apart(value, kind)
-        others = [None if isinstance(leaf, kind) else leaf for leaf in leaves]
-        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, kind)]
+    def is_like(self, value: Any) -> bool:
+        """Whether another output differs in its tensors alone. Raises CaptureError."""
+        leaves, spec = _taken_apart(value)
+        others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         return (spec, places) == (self._spec, self._places) and all(
             type(one) is type(other) and one == other
             for one, other in zip(self._leaves, others, strict=True)
@@ -70,10 +69,9 @@ class Output:
         return pytree.tree_unflatten(leaves, self._spec)
 
 
-def output_tensors(value: Any, kind: type[Tensor] = Tensor) -> list[Tensor]:
-    """The tensors of an output, which are of a kind, in order. Raises CaptureError for what may
-    carry state."""
-    return [leaf for leaf in _taken_apart(value, kind)[0] if isinstance(leaf, Tensor)]
+def output_tensors(value: Any) -> list[Tensor]:
+    """The tensors of an output, in order. Raises CaptureError for what may carry state."""
+    return [leaf for leaf in _taken_apart(value)[0] if isinstance(leaf, Tensor)]
 
 
 def containers(nested: Any) -> list[Any]:
@@ -81,11 +79,11 @@ def containers(nested: Any) -> list[Any]:
     return [own for own in _nodes(nested) if isinstance(own, (list, dict)) or _is_open(own)]
 
 
-def _taken_apart(value: Any, kind: type[Tensor] = Tensor) -> tuple[list[Any], Any]:
+def _taken_apart(value: Any) -> tuple[list[Any], Any]:
     leaves, spec = pytree.tree_flatten(_opened(value, set()), _is_size)
     for leaf in leaves:
         is_class = isinstance(leaf, type)
-        if not (type(leaf) is kind or isinstance(leaf, CONSTANTS) or is_class):
+        if not (type(leaf) is Tensor or isinstance(leaf, CONSTANTS) or is_class):
             raise CaptureError(f"its output holds a {type(leaf).__name__}")
         is_watched = type(leaf) is Tensor or isinstance(leaf, (int, float, str))
         if is_watched and getattr(leaf, "__dict__", None) and not isinstance(leaf, enum.Enum):

@@ -56,16 +56,16 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ArenaPlan:
     """The places of a program's results, in the order in which they are made."""
 
     places: tuple[Place, ...] = ()
 
     @staticmethod
-    def of_text(text: str) -> Plan:
+    def of_text(text: str) -> ArenaPlan:
         """The plan in the text of a program."""
         found = (_LINE.fullmatch(line) for line in text.split("\n"))
-        return Plan(tuple(Place(int(m[1]), int(m[2]), m[3]) for m in found if m is not None))
+        return ArenaPlan(tuple(Place(int(m[1]), int(m[2]), m[3]) for m in found if m is not None))
 
     @property
     def formula(self) -> str:
@@ -95,7 +95,7 @@ def _taken(size: int) -> int:
     return 0 if size < _LEAST else -(-size // _UNIT) * _UNIT + _UNIT
 
 
-def planned(steps: Steps, numbers: dict[Value, int]) -> Plan:
+def planned(steps: Steps, numbers: dict[Value, int]) -> ArenaPlan:
     """A plan for steps. numbers: those of the values, as they are written."""
     symbols = _symbols(steps)
     last = _last_uses(steps)
@@ -117,7 +117,7 @@ def planned(steps: Steps, numbers: dict[Value, int]) -> Plan:
                 buffers.append((0, 0))
             buffers[buffer] = last[value], max(size, buffers[buffer][1])
             places.append(Place(numbers[value], buffer, word))
-    return Plan(tuple(places))
+    return ArenaPlan(tuple(places))
 
 
 def _free_buffer(buffers: Sequence[tuple[int, int]], at: int, size: int) -> int:

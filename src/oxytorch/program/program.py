@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from .. import _library
-from .plan import Plan, planned
+from .plan import ArenaPlan, planned
 
 Argument = Any
 """A `Value`, a word (str), `Some`, or a list of arguments."""
@@ -238,9 +238,9 @@ class Program:
         return Memory(*found)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ArenaPlan:
         """Where its results lie in the arena, as formulas of the sizes of inputs."""
-        return Plan.of_text(self.text)
+        return ArenaPlan.of_text(self.text)
 
     def __str__(self) -> str:
         arena, results = self.memory()

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError
-from .calls import Recording, form_of, values_in
+from .calls import Form, Recording, form_of, values_in
 from .in_place import without_writes
 from .outputs import Output, output_tensors
 from .sizes import SizedRun, Symbols, differ_in_arguments, share_externals
@@ -32,24 +32,45 @@ from .tape import READS, Recorder
 from .way import Way, new_way
 
 _aten, _prim = torch.ops.aten, torch.ops.prim
+_CPU = torch.device("cpu")
 
 
 class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
     """Notes the operator calls of a run without values.
 
-    expected: what a run with values did; what it read there is read here. way: that of the run.
+    Its tensors are plain ones, as those of a run with values are: code that asks for the class of a
+    tensor, as for torch's `FakeTensor`, is told the same. They have sizes, which may be symbols,
+    and no memory. Behind each of them stands one of torch's fake tensors, of which the operators
+    compute the forms.
+
+    made: the fake tensors of the inputs; fakes: their mode. expected: what a run with values did;
+    what it read there is read here. way: that of the run.
     """
 
-    def __init__(self, inputs: Sequence[Tensor], expected: Recording, way: Way) -> None:
-        super().__init__(inputs)
-        self._expected, self._way = expected, way
+    def __init__(self, made: Sequence[Tensor], fakes: Any, expected: Recording, way: Way) -> None:
+        self._fakes, self._expected, self._way = fakes, expected, way
+        self._behind: dict[int, Tensor] = {}  # by the tensors that the code sees
+        self._seen_of: dict[int, Tensor] = {}  # and the way back
+        self.inputs = [self._seen(fake) for fake in made]
+        super().__init__(self.inputs)
+
+    def _seen(self, fake: Any) -> Tensor:
+        """The tensor that the code sees of a fake one."""
+        seen = self._seen_of.get(id(fake))
+        if seen is None:
+            if fake.is_conj() or fake.is_neg():
+                raise CaptureError("it makes tensors that are conjugated when they are read")
+            plain = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
+            seen = Tensor._make_subclass(Tensor, plain, False, dispatch_device=True)
+            self._seen_of[id(fake)], self._behind[id(seen)] = seen, fake
+        return seen
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         with self._way.paused():
             if func is _prim.device.default:
-                return func(*args, **(kwargs or {}))
+                return _CPU
             if func in READS:
                 arguments = self._arguments(func, args, kwargs or {})
                 read = self._next_read(func)
@@ -59,13 +80,26 @@ class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
                 return self._all_of(args[0], types)
             return super().__torch_dispatch__(func, types, args, kwargs)
 
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute the forms of what an operator gives."""
+        if torch.Tag.inplace_view in func.tags:
+            raise CaptureError(f"{func} changes the shape of a tensor in place")
+        args, kwargs = pytree.tree_map(lambda x: self._behind.get(id(x), x), (args, kwargs))
+        with self._fakes:
+            found = func(*args, **kwargs)
+        return pytree.tree_map_only(Tensor, self._seen, found)
+
+    def _form(self, tensor: Tensor) -> Form:
+        return form_of(self._behind[id(tensor)])
+
     def _all_of(self, tensor: Tensor, types: Any) -> Any:
         """What torch makes of a slice that takes all, where sizes are numbers: an alias, or nothing
         at all."""
         if self._next_operator() is _aten.alias.default:
             return super().__torch_dispatch__(_aten.alias.default, types, (tensor,))
-        same = tensor.detach()
-        self._name(same, self.value(tensor))
+        value = self.value(tensor)
+        same: Tensor = self._call(_aten.alias.default, (tensor,), {})
+        self._name(same, value)
         return same
 
     def _next_read(self, func: Any) -> Any:
@@ -140,8 +174,6 @@ def conditions_of(
     Raises CaptureError with the reason where there is no proof, and what torch and the module's
     code raise of symbols.
     """
-    from torch._subclasses.fake_tensor import FakeTensor
-
     sizes = sized.sizes_of([*map(form_of, inputs)])
     assert sizes is not None
     symbols, own = Symbols(sizes), new_way()
@@ -149,19 +181,21 @@ def conditions_of(
     with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
         with mode:
             made = [symbols.tensor(form) for form in sized.inputs[: len(inputs)]]
-        fakes = {id(tensor): fake for tensor, fake in zip(inputs, made, strict=True)}
-        args, kwargs = pytree.tree_map(lambda x: fakes.get(id(x), x), (args, kwargs))
-        recorder = _Symbolic(made, sized.recording, own)
-        with mode, recorder.watching(), own.watching(), _without_lines_of_failures():
+        recorder = _Symbolic(made, mode, sized.recording, own)
+        seen = {id(given): plain for given, plain in zip(inputs, recorder.inputs, strict=True)}
+        args, kwargs = pytree.tree_map(lambda x: seen.get(id(x), x), (args, kwargs))
+        with recorder.watching(), own.watching(), _without_lines_of_failures():
             value = forward(*args, **kwargs)
-        found = recorder.recording(output_tensors(value, FakeTensor))
+        found = recorder.recording(output_tensors(value))
     if own.unseen:
         raise CaptureError(own.unseen)
     if own.shows_sizes:
         raise CaptureError("its code makes text of a size")
     if not way.is_same(own):
-        raise CaptureError("its code takes another way where sizes are symbols")
-    if not output.is_like(value, FakeTensor):
+        raise CaptureError(
+            f"its code takes another way where sizes are symbols, behind {way.parts(own)}"
+        )
+    if not output.is_like(value):
         raise CaptureError("its output holds sizes")
     _compare(sized.recording, without_writes(found) or found, symbols)
     symbols.conditions()

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "program/number.h"
 #include "program/steps.h"
 
 namespace oxytorch::runtime {
@@ -74,7 +75,7 @@ std::int32_t named(std::string_view word) {
   refuse("unknown name " + std::string(word));
 }
 
-// Operators that only describe memory anew.
+// Operators that only describe the same memory in another way.
 constexpr std::string_view kViews[] = {
     "aten::alias",  "aten::as_strided",     "aten::chunk",        "aten::detach",
     "aten::expand", "aten::narrow",         "aten::permute",      "aten::select",
@@ -276,10 +277,7 @@ class Reader {
     if (word == "nan") return bits(NAN);
     if (word.find_first_of(".e") != std::string_view::npos) {
       double value = 0;
-      const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-      if (error != std::errc() || end != word.data() + word.size()) {
-        refuse("expected a number, got " + std::string(word));
-      }
+      if (!read_number(word, value)) refuse("expected a number, got " + std::string(word));
       return bits(value);
     }
     return torch::stable::detail::from(integer(word));

@@ -51,6 +51,10 @@ class RecordedProgram:
     def __str__(self) -> str:
         return str(self._placed.program)
 
+    def is_of(self, other: RecordedProgram) -> bool:
+        """Whether another one runs the same steps."""
+        return self._placed is other._placed
+
     def first_call(self, tensors: list[Tensor]) -> tuple[list[Tensor] | None, float]:
         """Make what lasts, and run; what a call returns, and the seconds that it took without that:
         more than a later one takes."""

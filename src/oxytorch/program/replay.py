@@ -33,9 +33,9 @@ from .recorded import RecordedProgram
 from .tape import recorded_once
 
 MOST_FORMS = 512
-"""Forms of call that programs serve; calls of further forms run the module's own code."""
+"""Input signatures that programs serve; calls with others run the module's own code."""
 MOST_SEEN = 1024
-"""Forms of call that are counted."""
+"""Input signatures that are counted."""
 MOST_LOOKS = 16
 """Forms whose first call's end is kept until their second one."""
 MOST_PROGRAMS = 4
@@ -147,7 +147,7 @@ class Replay(AroundForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_plain_inference() or self.module.training:
-            return self.forward(*args, **kwargs)
+            return self._run_stock(args, kwargs)
         try:
             form, tensors = form_of_call(args, kwargs)
         except ForeignError:
@@ -183,21 +183,44 @@ class Replay(AroundForward):
                     with self._lock:
                         self._programs[form] = _moved_to_front(programs, position)
                 return output.rebuilt(results)
+        if self._joined_by_proven(form, tensors):
+            return self(*args, **kwargs)
         return self._run_new(form, args, kwargs)
+
+    def _run_stock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that is no plain inference."""
+        return self.forward(*args, **kwargs)
+
+    def _joined_by_proven(self, form: Hashable, tensors: list[Tensor]) -> bool:
+        """Whether programs serve a form from now on that were proven later than its own were made:
+        for other values that the code reads."""
+        own = self._programs.get(form)
+        if not own or len(own) >= MOST_PROGRAMS or form in self._refused:
+            return False
+        more = [
+            p for p in self._builder.proven(form, tensors) if not any(p[0].is_of(o) for o, _ in own)
+        ]
+        if not more or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            is_current = self._programs.get(form) is own
+            if is_current:
+                self._programs[form] = [*more, *own]
+            return is_current
+        finally:
+            self._lock.release()
 
     def _proven(
         self, form: Hashable, tensors: list[Tensor]
     ) -> Sequence[tuple[RecordedProgram, Output]]:
-        """A program of other sizes that is proven to be right for such calls."""
-        found = None if form in self._refused else self._builder.proven(form, tensors)
-        if found is None:
-            return ()
-        if len(self._programs) < MOST_FORMS and self._lock.acquire(blocking=False):
+        """Programs of other sizes that are proven to be right for such calls."""
+        found = [] if form in self._refused else self._builder.proven(form, tensors)
+        if found and len(self._programs) < MOST_FORMS and self._lock.acquire(blocking=False):
             try:
-                self._programs.setdefault(form, [found])
+                self._programs.setdefault(form, found)
             finally:
                 self._lock.release()
-        return [found]
+        return found
 
     def _run_own(
         self,
@@ -232,7 +255,7 @@ class Replay(AroundForward):
             return self.forward(*args, **kwargs)
         if is_due and form in self._before:
             return self._capture(form, args, kwargs)[0]
-        found = None if known else self._shared(form, args, kwargs)
+        found = self._shared(form, args, kwargs)
         return self._look(form, args, kwargs) if found is None else found[0]
 
     def _may_try(self) -> bool:
@@ -302,7 +325,7 @@ class Replay(AroundForward):
                     self._state = state.without_values()
                 output = self._output(value, state, args, kwargs)
                 if form_of_call(args, kwargs)[0] == form:
-                    self._programs[form] = [(program, output)]
+                    self._programs[form] = [(program, output), *self._programs.get(form, ())]
                     if state.is_current():
                         self._builder.prove(found, self.forward, args, kwargs, output)
             except (CaptureError, ForeignError):

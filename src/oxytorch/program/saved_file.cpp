@@ -1,5 +1,6 @@
 #include "program/saved_file.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -105,10 +106,11 @@ std::int32_t dtype_of(const std::string& name) {
 }
 
 SavedFile::SavedFile(const std::string& path) {
-  struct stat found{};
-  if (stat(path.c_str(), &found) != 0 || !S_ISREG(found.st_mode))
+  struct statx found{};  // stat of a newer glibc is a symbol that older ones lack
+  if (statx(AT_FDCWD, path.c_str(), 0, STATX_TYPE | STATX_SIZE, &found) != 0 ||
+      !S_ISREG(found.stx_mode))
     fail("expected a file, found none");
-  size_ = found.st_size;
+  size_ = static_cast<std::int64_t>(found.stx_size);
   if (size_ < 10) fail("expected a safetensors file, got " + std::to_string(size_) + " bytes");
   all_ = TensorOwner(mapped(path, size_));
   const void* data = nullptr;

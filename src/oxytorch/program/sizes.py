@@ -18,14 +18,17 @@ import torch
 from torch import Tensor
 
 from . import conditions
-from .calls import Form, Recording, Step, Value, is_equal, is_same
+from .calls import Form, Recording, Step, Value, form_of, is_equal, is_same
 
 MOST_FACTORS = 2
 """Sizes that a formula multiplies, such as the batch size and the length."""
 
 
 class DifferentError(Exception):
-    """Runs that differ in more than sizes."""
+    """Runs that differ in more than sizes; the text says in what, if that is known."""
+
+    def __str__(self) -> str:
+        return super().__str__() or "results differ in more than formulas of the sizes"
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,24 @@ class SizedRun:
         steps = [self._step(own) for own in _together([run.steps for run in runs])]
         keys = [*first.forms]
         if any([*run.forms] != keys or run.outputs != first.outputs for run in runs):
-            raise DifferentError
+            raise DifferentError("it returns other tensors")
         forms = {key: self._one([_plain(run.forms[key]) for run in runs]) for key in keys}
         self.recording = replace(first, steps=steps, forms=forms)
 
     def _step(self, steps: tuple[Step, ...]) -> Step:
         first = steps[0]
-        if not all(differ_in_arguments(step, first) for step in steps):
-            raise DifferentError
-        return replace(first, arguments=self._one([step.arguments for step in steps]))
+        others = {
+            str(step.operator): None for step in steps if not differ_in_arguments(step, first)
+        }
+        if others:
+            raise DifferentError(
+                f"it calls {first.operator} of one size, {next(iter(others))} of another"
+            )
+        try:
+            return replace(first, arguments=self._one([step.arguments for step in steps]))
+        except DifferentError:
+            message = f"an argument of {first.operator} is no formula of the sizes"
+            raise DifferentError(message) from None
 
     def _one(self, values: Sequence[Any]) -> Any:
         """What stands for a value of each run."""
@@ -102,7 +114,7 @@ class SizedRun:
         found = [f for f in (self._line(sizes, values) for sizes in products) if f is not None]
         if not found:
             raise DifferentError
-        return min(found, key=lambda formula: (formula.rest != 0, len(formula.sizes)))
+        return min(found, key=lambda f: (f.rest != 0, len(f.sizes), abs(f.factor), abs(f.rest)))
 
     def _line(self, sizes: tuple[int, ...], values: Sequence[int]) -> Formula | None:
         """factor * product + rest of these sizes, if it gives the numbers."""
@@ -136,7 +148,9 @@ class SizedRun:
     def _form(self, value: Value) -> Form:
         if value.kind == "result":
             return self.recording.forms[value]
-        return self.inputs[value.number + (self._count if value.kind == "external" else 0)]
+        if value.kind == "external":
+            return form_of(self.recording.externals[value.number])
+        return self.inputs[value.number]
 
     def takes(self, inputs: Sequence[Form], sizes: Sequence[int]) -> bool:
         """Whether inputs have the forms of these, where the sizes have these values."""
@@ -175,21 +189,22 @@ def _groups(runs: Sequence[tuple[Form, ...]]) -> dict[tuple[int, ...], list[tupl
     found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for number, forms in enumerate(_together(runs)):
         if len({len(form.shape) for form in forms}) != 1:
-            raise DifferentError
+            raise DifferentError("its inputs have other numbers of dimensions")
         for dim, values in enumerate(zip(*(form.shape for form in forms), strict=True)):
             if len({*values}) > 1:
                 if min(values) <= 1:  # of which steps, orders in memory and broadcasts differ
-                    raise DifferentError
+                    raise DifferentError("a size is 1")
                 found.setdefault(values, []).append((number, dim))
     if not found:
-        raise DifferentError
+        raise DifferentError("its inputs differ in more than sizes")
     return found
 
 
 def _together(runs: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     """The first of each run, the second of each, and so on. Raises DifferentError."""
-    if len({len(run) for run in runs}) != 1:
-        raise DifferentError
+    counts = [*{len(run): None for run in runs}]
+    if len(counts) != 1:
+        raise DifferentError(f"it calls {counts[0]} operators of one size, {counts[1]} of another")
     return zip(*runs, strict=True)
 
 
@@ -282,17 +297,24 @@ class Symbols:
         return is_equal(own, value)
 
     def conditions(self) -> list[conditions.Condition]:
-        """What has to hold for the sizes, numbered as inputs that are numbers, for what was found
-        to hold for the symbols. Raises ValueError where it is no arithmetic."""
+        """What has to hold for sizes above 1, numbered as inputs that are numbers, for what was
+        found to hold for the symbols. Raises ValueError where it is no arithmetic."""
         from torch.utils._sympy.printers import PythonPrinter
 
         guards = self._env.guards
         if len(guards) != self._counted:
             names = {str(symbol): ["value", n] for n, symbol in enumerate(self._symbols)}
             texts = dict.fromkeys(PythonPrinter().doprint(guard.expr) for guard in guards)
-            self._conditions = [conditions.parse(text, names) for text in texts]
+            found = [conditions.parse(text, names) for text in texts]
+            self._conditions = [each for each in found if not _always_holds(each)]
             self._counted = len(guards)
         return self._conditions
+
+    def texts(self, places: Sequence[tuple[int, int]]) -> list[str]:
+        """The same as Python. places: for each size the number of an input and a dimension of it.
+        Raises ValueError as `conditions` does."""
+        names = [f"input_{number}.shape[{dim}]" for number, dim in places]
+        return [conditions.text(each, names) for each in self.conditions()]
 
     def allow(self, values: Sequence[int]) -> bool:
         """Whether what was found to hold for the symbols holds for these sizes."""
@@ -302,6 +324,20 @@ class Symbols:
             return all(conditions.holds(each, values) for each in self.conditions())
         except ValueError:
             return False
+
+
+def _always_holds(condition: Any) -> bool:
+    """Whether a condition says no more than that a size, or a product of some, is above 1."""
+    name, *operands = condition if isinstance(condition, list) else ("", 0, 0)
+    least = {"!=": (0, 1), ">=": (0, 1, 2), ">": (0, 1)}.get(name, ())
+    return operands[1:] in [[n] for n in least] and _is_product(operands[0])
+
+
+def _is_product(condition: Any) -> bool:
+    if not isinstance(condition, list):
+        return type(condition) is int and condition >= 1
+    name, *operands = condition
+    return name == "value" or (name == "*" and all(map(_is_product, operands)))
 
 
 def _expression(number: Any) -> Any:

@@ -229,9 +229,15 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         arguments = self._try(self._arguments, func, args, kwargs)
         lends = self._lends or self._before is not None
         known = self._try(self._known, func, arguments) if lends else None
-        result = func(*args, **kwargs) if known is None else known[0]
+        result = self._call(func, args, kwargs) if known is None else known[0]
         self._try(self._step, func, args, arguments, result)
         return result
+
+    def _form(self, tensor: Tensor) -> Form:
+        return form_of(tensor)
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)
 
     def _arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What stands for the arguments of a call, in order."""
@@ -304,7 +310,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             self._results += 1
             if result.layout != torch.strided:
                 raise CaptureError(f"{func} returns a {result.layout} tensor")
-            self.forms[value] = form_of(result)
+            self.forms[value] = self._form(result)
             self._name(result, value)
             return value
         if isinstance(result, (list, tuple)):

@@ -7,6 +7,7 @@ There `sys.monitoring` tells of the instructions of single functions.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import types
@@ -68,6 +69,19 @@ class Way:
     def is_same(self, other: Way) -> bool:
         """Whether another run took the same way."""
         return self._taken == other._taken
+
+    def parts(self, other: Way) -> str:
+        """The line behind which another run took another way, and its function."""
+        pairs = zip(self._taken, other._taken, strict=False)
+        same = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
+        shorter = min(self._taken, other._taken, key=len)
+        at = len(shorter) if same is None else same
+        if at == 0:
+            return "its first line"
+        code, offset = shorter[at - 1]
+        lines = (line for start, end, line in code.co_lines() if start <= offset < end)
+        line = next(lines, code.co_firstlineno)
+        return f"{os.path.basename(code.co_filename)}:{line}, in {code.co_name}"
 
     def _enters(self, frame: types.FrameType) -> bool:
         """Whether the instructions of a call are to be noted."""

@@ -1,4 +1,4 @@
-"""How a program writes constants: the words of its steps."""
+"""How a program writes constants and operators: the words of its steps."""
 
 from __future__ import annotations
 
@@ -61,3 +61,31 @@ def word_of(value: Any, kind: str) -> str | None:
     if kind in ("IntType", "SymIntType") and type(value) is int:
         return str(value)
     return None
+
+
+_CONSTANTS: dict[str, Any] = {
+    **{name_of_dtype(dtype): dtype for dtype in _KNOWN_DTYPES},
+    **{word: constant for constant, word in _NAMES.items()},
+    "none": None,
+    "cpu": torch.device("cpu"),
+}
+
+
+def value_of(word: str, kind: str) -> Any:
+    """The constant that a word of a program says. kind: the type in the schema."""
+    if word in _CONSTANTS:
+        return _CONSTANTS[word]
+    if kind == "BoolType":
+        return word == "true"
+    if kind == "StringType":
+        return word[1:-1]
+    return float(word) if kind in ("FloatType", "NumberType") else int(word)
+
+
+def operator_named(name: str) -> Any:
+    """The operator of a name such as "aten::add.Tensor", None if the dispatcher has none."""
+    namespace, _, rest = name.partition("::")
+    packet_name, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), packet_name, None)
+    found = getattr(packet, overload or "default", None)
+    return found if isinstance(found, torch._ops.OpOverload) else None

@@ -18,7 +18,7 @@ _Self = TypeVar("_Self", bound="ByteWeight")
 
 
 class Rows(NamedTuple):
-    """Rows of a weight: numbers are codes * scales + least.
+    """Rows of a weight: values are codes * scales + least.
 
     codes: integers in float32, [rows, columns]. scales, least: [rows, 1].
     """

@@ -1,4 +1,4 @@
-"""Codes that keep what a layer computes: later columns make up for the rounding of earlier ones."""
+"""Quantizing with calibration data: later columns make up for the rounding of earlier ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def calibrated_codes(
     search: bool = True,
     block_outputs: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Returns (codes, scales, zero_points) that lower the error of x @ weight.T for given inputs x.
+    """Returns (quantized, scales, zero_points) that lower the error of x @ weight.T for inputs x.
 
     Arguments and result are those of `ops.quantize_weight`, whose scales and zero points are kept.
     moments: float32 [in_features, in_features], the mean of x x^T over calibration inputs.

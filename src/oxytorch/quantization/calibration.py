@@ -144,7 +144,7 @@ def _blocks(model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
 class _Trial:
     """What one call of a model showed.
 
-    called: blocks in the order of their calls. kept: bytes of the largest answer of a block.
+    called: blocks in the order of their calls. kept: bytes of the largest output of a block.
     widths: in_features of the layers that were called.
     """
 
@@ -192,7 +192,7 @@ def _run_block(
     outputs: Sequence[Any],
     block: nn.Module,
 ) -> list[Any]:
-    """Returns what `block` answers in each call, where the blocks before it answer `outputs`."""
+    """Returns the outputs of `block` in each call; `outputs`: those of the blocks before it."""
     found: list[Any] = []
 
     def keep(module: nn.Module, arguments: Any, output: Any) -> None:

@@ -16,7 +16,7 @@ class WeightConfig:
 
     group_size: consecutive inputs that share a scale: 32, 64, 128 or 256; None is one scale for
         each output. It has to divide the in_features of every quantized layer.
-    symmetric: codes are centred on zero. False gives each scale a zero point.
+    symmetric: quantized values are centred on zero. False gives each scale a zero point.
     search: choose the int4 scale with the least squared error instead of that of the largest
         magnitude (see `ops.quantize_weight`).
 
@@ -28,7 +28,7 @@ class WeightConfig:
     search: bool = True
 
     format: ClassVar[str]
-    """The format of the codes: "int8", "int4", "nf4" or "fp8"."""
+    """The format of the quantized values: "int8", "int4", "nf4" or "fp8"."""
 
     activation_dtype: ClassVar[str | None] = None
     """"int8" if activations are rounded to 8 bits, row by row."""

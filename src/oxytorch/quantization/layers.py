@@ -75,6 +75,11 @@ class Left:
     module: nn.Module
     reason: str
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether one of its weights is packed, in which case there is nothing to quantize."""
+        return any(isinstance(p, PackedTensor) for p in self.module._parameters.values())
+
 
 def find(
     caller: str, model: nn.Module, filter: Filter, config: WeightConfig

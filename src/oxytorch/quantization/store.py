@@ -337,6 +337,6 @@ def _verify(files: TensorFiles, hashes: dict[str, str]) -> None:
         for name, is_altered in zip(files, pool.map(altered, files), strict=True):
             if is_altered:
                 raise CheckpointError(
-                    f"{files.path(name)}: expected tensor {name!r} to have the sha256 that "
-                    f"{DESCRIPTION} tells, got another; the file was altered"
+                    f"{files.path(name)}: expected tensor {name!r} to have the sha256 of "
+                    f"{DESCRIPTION}, got another; the file was altered"
                 )

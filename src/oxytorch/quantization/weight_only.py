@@ -1,4 +1,4 @@
-"""`quantize_`: replace weights of linear layers by codes of 4 or 8 bits, in place."""
+"""`quantize_`: quantize the weights of linear layers to 4 or 8 bits, in place."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def quantize_(
         run_passes(context, passes, QUANTIZED, keeps_changes=True)
     finally:
         log.report = _extended(earlier, report)
-    if not report.layers and not any(item.reason.endswith("already") for item in left):
+    if not report.layers and not any(item.is_packed for item in left):
         warnings.warn(_nothing(model, report, config), UserWarning, stacklevel=3)
     return report
 
@@ -185,8 +185,8 @@ def _extended(earlier: Report, report: QuantizationReport) -> Report:
     """The report of all calls, which `explain` gives; earlier: of those before."""
     if earlier is report or not report.layers or not isinstance(earlier, QuantizationReport):
         return earlier
-    done = {entry.module for entry in report.done}
-    earlier.entries = [e for e in earlier.entries if e.module not in done] + report.done
+    done = {entry.module for entry in report.applied}
+    earlier.entries = [e for e in earlier.entries if e.module not in done] + report.applied
     earlier.layers += report.layers
     earlier.dtype = f"{earlier.dtype}, {report.dtype}"
     earlier.seconds += report.seconds
@@ -211,8 +211,8 @@ def _check(model: nn.Module, config: WeightConfig) -> None:
 def _needed(layers: Iterable[Layer], others: Iterable[OtherLayer], config: WeightConfig) -> int:
     """The most bytes beyond those of the model that are in use at any time.
 
-    While a layer is quantized its plain weight, its codes (a byte each) and its panels stand side
-    by side; then the plain weight goes, unless an embedding keeps it.
+    While a layer is quantized its plain weight, its quantized values (a byte each) and its panels
+    exist together; then the plain weight goes, unless an embedding keeps it.
     """
     grown = most = 0
     for layer in layers:

@@ -108,7 +108,7 @@ def _taken(cpus: Sequence[int]) -> bool:
     folder = Path(tempfile.gettempdir()) / f"oxytorch-cores-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else; remove it, or set TMPDIR")
+        raise PermissionError(f"{folder} belongs to another user; remove it, or set TMPDIR")
     mine: list[int] = []
     for number in sorted(cpus):
         file = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

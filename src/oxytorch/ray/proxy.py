@@ -1,4 +1,4 @@
-"""What Ray's HTTP proxies answer where a replica has died: a status that invites a retry.
+"""What Ray's HTTP proxies respond where a replica has died: a status that invites a retry.
 
 Each node's Ray is started with RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH set to
 `oxytorch.ray.proxy.middlewares`.
@@ -19,7 +19,7 @@ def middlewares() -> list[Middleware]:
 
 
 class Answered:
-    """Answers 503 with Retry-After where the proxy would end a request without a response.
+    """Responds 503 with Retry-After where the proxy would end a request without a response.
 
     Ray has none for a replica that dies while it computes, which becomes an empty 500. A response
     that has begun ends with the connection.
@@ -50,7 +50,7 @@ class Answered:
 
 
 def lost() -> ApiError:
-    """The answer to a request whose replica has died."""
+    """The response to a request whose replica has died."""
     return ApiError(
         503,
         "the replica that had this request has ended; try again",

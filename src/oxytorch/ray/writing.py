@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pyarrow.parquet
 import ray
 from ray.data import Dataset, TaskPoolStrategy
 
+from ..core.whole_file import replacing
 from .options import parsed
 from .places import cpus_of_a_share, plan, take_place
 from .rows import Rows
@@ -29,8 +29,9 @@ class Written:
     """What `write_results` has done.
 
     rows: written by this call. skipped: that were there already. errors: of the rows written, those
-    without a result. seconds: of the call. overhead: of the time of all batches, the part that was
-    not the model's: writing, and waiting for rows between two batches of a process.
+    without a result. seconds: of the call. overhead: of the time of the processes, each from its
+    first batch to its last one, the part that was not the model's: writing, and waiting for rows.
+    repeated: batches that were computed again, because a machine was lost with them.
     """
 
     rows: int
@@ -38,6 +39,7 @@ class Written:
     errors: int
     seconds: float
     overhead: float
+    repeated: int
 
 
 def write_results(
@@ -89,28 +91,29 @@ def write_results(
         num_cpus=cpus_of_a_share(nodes),
         compute=TaskPoolStrategy(size=size),
     )
-    times: dict[str, list[tuple[float, float, float]]] = {}
-    rows = errors = 0
+    processes: dict[str, dict[str, Any]] = {}
+    rows = errors = batches = 0
     for batch in written.iter_rows():
         rows += batch["rows"]
         errors += batch["errors"]
-        times.setdefault(batch["process"], []).append(
-            (batch["begin"], batch["computed"], batch["end"])
-        )
+        batches += 1
+        last = processes.get(batch["process"])
+        if last is None or last["batches"] < batch["batches"]:
+            processes[batch["process"]] = batch
         if progress is not None:
             progress(rows)
     _check_unique(_keys(folder, key), key)
     skipped = sum(len(part) for part in done)
-    return Written(rows, skipped, errors, time.monotonic() - begin, _overhead(times))
+    overhead = _overhead(processes.values())
+    repeated = sum(each["batches"] for each in processes.values()) - batches
+    return Written(rows, skipped, errors, time.monotonic() - begin, overhead, repeated)
 
 
-def _overhead(times: Mapping[str, Sequence[tuple[float, float, float]]]) -> float:
-    """Of the processes' time from their first batch to their last one, what was not the model's."""
-    total = model = 0.0
-    for each in times.values():
-        total += max(end for _, _, end in each) - min(begin for begin, _, _ in each)
-        model += sum(computed - begin for begin, computed, _ in each)
-    return 1 - model / total if total else 0.0
+def _overhead(processes: Iterable[Mapping[str, Any]]) -> float:
+    """Of the processes' time, what was not the model's; from the last batch of each."""
+    each = [*processes]
+    total = sum(one["seconds"] for one in each)
+    return 1 - sum(one["model_seconds"] for one in each) / total if total else 0.0
 
 
 @dataclass(frozen=True)
@@ -144,36 +147,47 @@ class _Batches:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         words = json.dumps([self.model, self.columns, self.request, self.options, self.cores])
-        model = _opened(words)
-        begin = time.time()
+        model, work = _opened(words)
+        begin = time.monotonic()
         if self.key not in batch:
             raise ValueError(f"key: there is no column {self.key!r}; there are {', '.join(batch)}")
         found = model(batch)
-        computed = time.time()
+        work.batches += 1
+        work.model_seconds += time.monotonic() - begin
         results = {name: found[name] for name in found if name == self.key or name not in batch}
         table = pyarrow.table({name: _array(values) for name, values in results.items()})
         _write(table, Path(self.folder), self.key)
         return {
             "rows": [len(table)],
             "errors": [len(table) - table["error"].null_count],
-            "process": [_PROCESS],
-            "begin": [begin],
-            "computed": [computed],
-            "end": [time.time()],
+            "process": [work.name],
+            "batches": [work.batches],
+            "model_seconds": [work.model_seconds],
+            "seconds": [time.monotonic() - work.begun],
         }
 
 
-_PROCESS = uuid.uuid4().hex
+@dataclass
+class _Work:
+    """What a process has done so far, also what is done again and never told.
+
+    begun: when its first batch did.
+    """
+
+    name: str
+    begun: float
+    batches: int = 0
+    model_seconds: float = 0.0
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(words: str) -> Rows:
+def _opened(words: str) -> tuple[Rows, _Work]:
     """The model of this process, on cores of its own."""
     model, columns, request, options, cores = json.loads(words)
     take_place(cores)
     # The first file of a process takes a fifth of a second, which is not the first batch's.
     pyarrow.parquet.write_table(pyarrow.table({"": [0]}), pyarrow.BufferOutputStream())
-    return Rows(model, columns, request, options)
+    return Rows(model, columns, request, options), _Work(uuid.uuid4().hex, time.monotonic())
 
 
 def _array(values: Any) -> pyarrow.Array:
@@ -189,14 +203,10 @@ def _write(table: pyarrow.Table, folder: Path, key: str) -> None:
     """A file whose name its keys decide, so that a batch that is done again replaces its own."""
     keys = json.dumps(table[key].to_pylist(), default=str)
     name = hashlib.sha256(keys.encode()).hexdigest()[:24]
-    partial = folder / f".{name}-{uuid.uuid4().hex}"
-    try:
-        # Vectors have few numbers twice: a dictionary of them takes longer than all the rest.
-        texts = [field.name for field in table.schema if pyarrow.types.is_string(field.type)]
-        pyarrow.parquet.write_table(table, partial, use_dictionary=texts)
-        os.replace(partial, folder / f"{name}.parquet")
-    finally:
-        partial.unlink(missing_ok=True)
+    # Vectors have few numbers twice: a dictionary of them takes longer than all the rest.
+    texts = [field.name for field in table.schema if pyarrow.types.is_string(field.type)]
+    with replacing(folder / f"{name}.parquet") as file:
+        pyarrow.parquet.write_table(table, file, use_dictionary=texts)
 
 
 def _keys(folder: Path, key: str) -> list[pyarrow.ChunkedArray]:

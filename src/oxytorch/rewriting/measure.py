@@ -38,9 +38,9 @@ in all."""
 FEW_ROUNDS = 7
 """Turns whose lower quartiles are compared where differences are large."""
 FEWEST_ROUNDS, CLEAR_GAIN, CLEAR_LOSS = 3, 0.8, 1.25
-"""Turns after which times are believed that say the same each time, by so much."""
+"""Turns after which times decide that say the same each time, by so much."""
 CLEAR_ROUNDS, HOPELESS = 2, 1.25
-"""Turns after which one of several calls is believed to be the fastest if it was so by as much each
+"""Turns after which one of several calls counts as the fastest if it was so by as much each
 time; a call that takes so many times as long is timed no more."""
 OUTRIGHT = 2.0
 """Or that took so many times as long in the first turn and in that before, which fills caches."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -27,6 +29,13 @@ OPTIMIZE = {
 }
 """Of `optimize`."""
 
+OF_ANOTHER = {
+    "quantization_config": "use oxytorch.llm.optimize(model, weights='int8'), or oxytorch.quantize",
+    "low_precision_checkpoint": "use model = oxytorch.load_quantized(directory) first",
+    "deployment_mode": "leave it out; oxytorch.llm.optimize(model) is for language models",
+}
+"""Of the predecessor's function for language models, where they are given to `optimize`."""
+
 LLM_OPTIMIZE = {
     "optimizer": "leave it out: to train use oxytorch.optimize(model, optimizer=optimizer)",
     "device": "leave it out: language models run on the CPU",
@@ -49,6 +58,13 @@ PREPARE = {
 }
 """Of `quantization.prepare`."""
 
+QUANTIZE = {
+    "example_inputs": "use calibration_data=[...], of which the first is the example",
+    "qconfig_mapping": "use config=Int8StaticActivationInt8Weight(), or None",
+    "inplace": "leave it out: quantize returns a copy",
+}
+"""Of `quantize`."""
+
 CONVERT = {"inplace": "leave it out: convert returns a copy"}
 """Of `quantization.convert`."""
 
@@ -65,7 +81,9 @@ AUTOTUNE = {
 
 
 def leads_on(caller: str, ways: Mapping[str, str]) -> Callable[[_Function], _Function]:
-    """Decorates a public function: for a keyword of the predecessor the TypeError says what to do.
+    """Decorates a public function: for a keyword of the predecessor the TypeError says what to do,
+    for another that the function does not have which one is like it, and for too many positional
+    arguments which ones are given by name.
 
     caller: the function, with which the text begins. ways: what to do, by keyword.
     """
@@ -79,8 +97,34 @@ def leads_on(caller: str, ways: Mapping[str, str]) -> Callable[[_Function], _Fun
                     f"{caller}: {foreign} is an argument of intel_extension_for_pytorch; "
                     f"{ways[foreign]} (docs/migrate.md)"
                 )
+            try:
+                inspect.signature(function).bind(*args, **kwargs)
+            except TypeError as error:
+                why = _misfit(function, args, kwargs, error)
+                raise TypeError(f"{caller}: {why}") from None
             return function(*args, **kwargs)
 
         return cast(_Function, run)
 
     return decorate
+
+
+def _misfit(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: TypeError
+) -> str:
+    """What is wrong with a call that Python refused, and what would be right."""
+    parameters = inspect.signature(function).parameters
+    unknown = next((name for name in kwargs if name not in parameters), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, parameters, n=1)
+        return f"no argument is called {unknown}; " + (
+            f"did you mean {near[0]}?" if near else f"there are {', '.join(parameters)}"
+        )
+    named = [p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    most = len(parameters) - len(named)
+    if named and len(args) > most:
+        return (
+            f"expected at most {most} arguments without a name, got {len(args)}; give the others "
+            f"by name: {', '.join(f'{name}=...' for name in named)}"
+        )
+    return str(error)

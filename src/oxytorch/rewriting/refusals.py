@@ -6,12 +6,14 @@ caller: the public function, with which the text of an error begins.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .changes import log_of
+
+Kind = TypeVar("Kind")
 
 
 def check_module(caller: str, model: object, *, scripted: bool = True) -> None:
@@ -40,6 +42,17 @@ def check_evaluation(caller: str, model: nn.Module, otherwise: str = "") -> None
             f"{caller}: expected model in evaluation mode, got one in training mode; "
             f"call model.eval() first{otherwise}"
         )
+
+
+def attached(caller: str, model: nn.Module, attribute: str, kind: type[Kind], maker: str) -> Kind:
+    """What `maker` left in the attribute of a model; raises ValueError for any other model."""
+    found = model.__dict__.get(attribute)
+    if not isinstance(found, kind):
+        raise ValueError(
+            f"{caller}: expected a model that {maker} returned, got another "
+            f"{type(model).__name__}; call {maker} first"
+        )
+    return found
 
 
 def check_data(caller: str, name: str, data: Any) -> None:

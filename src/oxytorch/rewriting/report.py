@@ -13,11 +13,11 @@ SHOWN = 2
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing done or left: by which pass, at which module, and what or why."""
+    """One thing applied or skipped: by which pass, at which module, and what or why."""
 
     pass_name: str
     module: str
-    done: bool
+    applied: bool
     detail: str
 
 
@@ -34,27 +34,28 @@ class Report:
     bytes_after: int = 0
     verified: dict[str, float] | None = None
     tuned: dict[str, Any] | None = None
+    calls: list[str] = field(default_factory=list)
 
     @property
-    def done(self) -> list[Entry]:
-        return [entry for entry in self.entries if entry.done]
+    def applied(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.applied]
 
     @property
-    def left(self) -> list[Entry]:
-        return [entry for entry in self.entries if not entry.done]
+    def skipped(self) -> list[Entry]:
+        return [entry for entry in self.entries if not entry.applied]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def sections(self) -> list[str]:
         """The lines of what was done and what was left alone."""
-        lines = ["done", *(_table(self.done) or ["  nothing"])]
-        return [*lines, "left alone", *_table(self.left)] if self.left else lines
+        lines = ["done", *(_table(self.applied) or ["  nothing"])]
+        return [*lines, "left alone", *_table(self.skipped)] if self.skipped else lines
 
     def __str__(self) -> str:
         lines = [
             f"oxytorch.optimize: {self.model}, {self.dtype}, {self.seconds:.2f} s, parameters "
-            f"{self.bytes_before / 2**20:.1f} -> {self.bytes_after / 2**20:.1f} MiB"
+            f"{size(self.bytes_before)} -> {size(self.bytes_after)}"
         ]
         lines += self.sections()
         if self.verified is not None:
@@ -65,19 +66,27 @@ class Report:
         if self.tuned is not None:
             lines.append("tuned")
             lines += [f"  {name:<32} {text}" for name, text in self.tuned["lines"]]
+        if self.calls:
+            lines += ["calls", *(f"  {line}" for line in self.calls)]
         return "\n".join(lines)
 
 
 def _table(entries: list[Entry]) -> list[str]:
-    """One line for what differs only in the module; numbers in module paths become stars."""
-    places: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    """One line for what differs only in the module; numbers in many module paths become stars."""
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for entry in entries:
-        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", entry.module) or "(the model)"
-        places[entry.pass_name, entry.detail][pattern] += 1
+        places[entry.pass_name, entry.detail].append(entry.module or "(the model)")
     lines = []
-    for (name, detail), patterns in places.items():
-        shown = [*patterns][:SHOWN]
-        more = f", and {len(patterns) - SHOWN} more" if len(patterns) > SHOWN else ""
-        count = sum(patterns.values())
-        lines.append(f"  {name:<14}{count:>4} x {detail:<44} {', '.join(shown)}{more}".rstrip())
+    for (name, detail), modules in places.items():
+        found = [*dict.fromkeys(modules)]
+        if len(found) > SHOWN:
+            found = [*dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", each) for each in found)]
+        more = f", and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        shown = f"{', '.join(found[:SHOWN])}{more}"
+        lines.append(f"  {name:<14}{len(modules):>4} x {detail:<44} {shown}".rstrip())
     return lines
+
+
+def size(count: int) -> str:
+    """Bytes for people, such as 0.8 MiB; less than that in KiB."""
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 // 10 else f"{count / 2**10:.1f} KiB"

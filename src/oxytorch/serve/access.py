@@ -63,7 +63,7 @@ class Gate:
     def _check(self, call: _Call) -> None:
         host = call.headers.get("host", "").strip()
         if self.is_local and self._token is None and _without_port(host) not in _LOOPBACK:
-            raise ApiError(403, f"this server answers to localhost, not to the host {host!r}")
+            raise ApiError(403, f"this server is for localhost, not for the host {host!r}")
         if self._token is not None and call.path not in OPEN and not self._knows(call):
             scheme = 'Basic realm="oxytorch"' if call.path == "/" else "Bearer"
             raise ApiError(

@@ -1,4 +1,4 @@
-"""Answers of a language model in OpenAI's format: whole ones, and streams of their parts."""
+"""Responses of a language model in OpenAI's format: whole ones, and streams of their parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tokens import Tokenizer
 
 @dataclass(frozen=True)
 class Form:
-    """How the answers of one kind of request look.
+    """How the responses to one kind of request look.
 
     chat: messages, not texts. model: the name to tell. streams_usage: a last event has the counts.
     """
@@ -35,7 +35,7 @@ class Form:
     def choice(
         self, number: int, text: str, logprobs: list[Logprob], reason: str | None, offset: int = 0
     ) -> dict[str, Any]:
-        """One whole answer."""
+        """One whole completion."""
         found: dict[str, Any] = {"index": number}
         if self.chat:
             found["message"] = {"role": "assistant", "content": text, "refusal": None}
@@ -48,7 +48,7 @@ class Form:
     def part(
         self, number: int, text: str, logprobs: list[Logprob], reason: str | None, offset: int
     ) -> dict[str, Any]:
-        """A part of an answer."""
+        """A part of a completion."""
         found = self.choice(number, text, logprobs, reason, offset)
         if self.chat:
             del found["message"]
@@ -94,7 +94,7 @@ class Form:
 
 @dataclass
 class _Answer:
-    """What is known of one answer so far. offset: characters of its text that were sent."""
+    """What is known of one completion so far. offset: characters of its text that were sent."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
@@ -103,7 +103,7 @@ class _Answer:
 
 
 async def whole(job: Job, form: Form) -> dict[str, Any]:
-    """The body of a response that is not streamed. Raises ApiError where an answer failed."""
+    """The body of a response that is not streamed. Raises ApiError where a completion failed."""
     answers = [_Answer() for _ in range(job.answers)]
     async for number, event in job.happened():
         answer = answers[number]

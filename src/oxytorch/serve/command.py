@@ -27,12 +27,12 @@ MODEL is a folder in Hugging Face's format, or a file that oxytorch.save wrote:
 Also: /v1/models, /health, /ready, /metrics (Prometheus), /docs, and a status page at /.
 
 Sequences of different lengths are decoded together: each step reads the weights once for all of
-them, and a new request joins between two tokens. Greedy answers are those of oxytorch.llm.generate
-(with --exact on every processor).
+them, and a new request joins between two tokens. Greedy decoding gives the tokens of
+oxytorch.llm.generate (with --exact on every processor).
 
-The server listens to this machine alone. Another --host needs a token that clients give as their
-API key. Requests wait in a queue of limited length; beyond it the answer is 429. SIGTERM or Ctrl-C
-finishes what runs; a second one does not wait.
+The server listens to this machine alone. Another --host needs a token, which clients send as their
+API key. Requests wait in a queue of limited length; beyond it the response is 429. SIGTERM or
+Ctrl-C finishes what runs; a second one does not wait.
 """
 
 EXAMPLES = """\
@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder or file of the model")
-    parser.add_argument("--name", help="what clients call it (default: the name of MODEL)")
+    parser.add_argument("--name", help="model name in requests (default: that of MODEL)")
     parser.add_argument("--threads", type=positive, metavar="N", help="threads (default: torch's)")
     _add_listening(parser.add_argument_group("listening"))
     _add_limits(parser.add_argument_group("limits"))
@@ -72,17 +72,17 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
         "--instances",
         type=positive,
         metavar="N",
-        help="servers behind the port, each on its cores; one that ends is started again",
+        help="servers behind the port, each on its own cores; restarted if they end",
     )
     group.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # what instances are given
     group.add_argument(
-        "--token", help="what clients have to give (default: that of OXYTORCH_SERVE_TOKEN)"
+        "--token", help="token that requests must have (default: OXYTORCH_SERVE_TOKEN)"
     )
     group.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="info",
-        help="level of the log, JSON lines on standard error (default: info)",
+        help="level of the log: JSON lines on standard error (default: info)",
     )
 
 
@@ -93,7 +93,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         type=_seconds,
         default=600.0,
         metavar="S",
-        help="seconds that a request may take, waiting included (default: 600)",
+        help="most seconds of a request, including its wait in the queue (default: 600)",
     )
     add_count(group, "--max-request-bytes", 4 << 20, "size of a request")
     add_count(group, "--drain", 60, "seconds to finish what runs after a signal", "S")
@@ -108,7 +108,7 @@ def _add_language(group: argparse._ArgumentGroup) -> None:
         help=f"{', '.join(PRECISIONS)} (default: as the folder has them, bf16 where plain)",
     )
     group.add_argument(
-        "--kv-cache", choices=("bf16", "int8"), help="format of keys and values (default: bf16)"
+        "--kv-cache", choices=("bf16", "int8"), help="format of the KV cache (default: bf16)"
     )
     group.add_argument(
         "--group-size", type=positive, metavar="N", help="weights that share a scale (default: 128)"
@@ -118,18 +118,23 @@ def _add_language(group: argparse._ArgumentGroup) -> None:
         "--context",
         type=positive,
         metavar="N",
-        help="tokens of a prompt and its answer (default: the model's, at most 4096)",
+        help="tokens of a prompt and its completion (default: the model's, at most 4096)",
     )
     group.add_argument(
         "--exact",
         action="store_true",
-        help="decode only as many sequences together as give each the tokens that it has alone",
+        help="batch only as many sequences as leave the tokens of each unchanged",
     )
-    add_count(group, "--prompt-part", 256, "tokens of a prompt read between two tokens of others")
+    add_count(
+        group, "--prompt-part", 256, "tokens of prefill between two decode steps of other requests"
+    )
     group.add_argument(
-        "--max-new-tokens", type=positive, metavar="N", help="of an answer (default: --context)"
+        "--max-new-tokens",
+        type=positive,
+        metavar="N",
+        help="most tokens of a completion (default: --context)",
     )
-    add_count(group, "--max-choices", 16, "answers of one request (n, times its prompts)")
+    add_count(group, "--max-choices", 16, "completions of one request (n times its prompts)")
 
 
 def _add_batches(group: argparse._ArgumentGroup) -> None:
@@ -139,19 +144,19 @@ def _add_batches(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--pooling",
         choices=("mean", "cls", "last"),
-        help="of states of tokens (default: as the folder says)",
+        help="how hidden states become one vector (default: as the folder says)",
     )
     group.add_argument(
         "--max-batch",
         type=positive,
         metavar="N",
-        help="inputs of one call (default: 32; programs: 1, more joins their rows)",
+        help="inputs of one call (default: 32; programs: 1; more joins their rows)",
     )
     group.add_argument(
         "--max-wait",
         type=_milliseconds,
         metavar="MS",
-        help="milliseconds that an input waits for others (default: 0: those that came meanwhile)",
+        help="milliseconds to wait for a full batch (default: 0, those that have arrived)",
     )
 
 

@@ -42,7 +42,7 @@ class ApiError(Exception):
 
 
 def queue_full(waiting: int, seconds: int) -> ApiError:
-    """The answer where too many requests wait already; seconds: when to try again."""
+    """The response where too many requests wait already; seconds: when to try again."""
     return ApiError(
         429,
         f"{waiting} requests wait already; try again in {seconds} s",
@@ -53,7 +53,7 @@ def queue_full(waiting: int, seconds: int) -> ApiError:
 
 
 def timed_out(limit: float) -> ApiError:
-    """The answer to a request that took longer than the server allows."""
+    """The response to a request that took longer than the server allows."""
     return ApiError(
         504,
         f"the request took longer than the {limit:g} s that this server allows; ask for less, or "
@@ -64,10 +64,10 @@ def timed_out(limit: float) -> ApiError:
 
 
 def failed(error: BaseException) -> ApiError:
-    """The answer where the model raised."""
+    """The response where the model raised."""
     return ApiError(500, f"{type(error).__name__}: {error}", kind="server_error", code="failed")
 
 
 def closing() -> ApiError:
-    """The answer while the server ends."""
+    """The response while the server ends."""
     return ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down")

@@ -10,32 +10,28 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..llm.cache import KVCache, rounded_capacity
+from ..llm.cache import KVCache
 from ..llm.decoder import Decoder, FusedDecoder, Run, decoder_of
-from ..llm.generation import MOST_GUESSES
-from ..llm.joint_steps import can_join, joint_step
+from ..llm.joint_steps import can_join, joint_step, most_alike_rows
 from ..llm.language_model import LanguageModel
 from ..llm.record import FusedModel
 from ..llm.single_steps import SingleSteps
-
-MOST_ROWS = MOST_GUESSES + 1
-"""Sequences of one step: up to so many rows of a product have the sums that each has alone, but for
-plain weights of bfloat16 in AMX."""
 
 LEAST_READ = 32
 """Tokens of a prompt that are read in one piece at least, where it has as many: products of few
 rows may round in another way than those of many."""
 
-_FIRST_CAPACITY = 256
-
 
 @dataclass(eq=False)
 class Lane:
-    """tokens: those that the model has seen. used: when it was taken last, by a counter."""
+    """tokens: those that the model has seen. used: when it was taken last, by a counter. slot: its
+    number among all of the model's.
+    """
 
     tokens: list[int] = field(default_factory=list)
     is_free: bool = True
     used: int = 0
+    slot: int = 0
     state: Any = None
 
 
@@ -67,9 +63,12 @@ class Lanes(Protocol):
 
 
 def lanes_of(
-    model: nn.Module | LanguageModel, count: int, context: int, rows: int = MOST_ROWS
+    model: nn.Module | LanguageModel, count: int, context: int, rows: int | None = None
 ) -> Lanes:
-    """Places for `count` sequences of up to `context` tokens; rows: of one step at most."""
+    """Places for `count` sequences of up to `context` tokens.
+
+    rows: sequences of one step at most; None: as many as `most_alike_rows` says.
+    """
     decoder = decoder_of(model)
     if isinstance(decoder, FusedDecoder) and can_join(decoder.model):
         return FusedLanes(decoder.model, count, context, rows)
@@ -77,7 +76,7 @@ def lanes_of(
 
 
 class FusedLanes:
-    """Of a model that is known as a whole, with a cache for each place.
+    """Of a model that is known as a whole, with a row of its caches for each place.
 
     What a place has seen stays there until it is taken again: a prompt that begins with the same
     tokens copies their keys and values, also of a sequence that still grows.
@@ -86,11 +85,12 @@ class FusedLanes:
     batched = True
     in_parts = True
 
-    def __init__(self, model: FusedModel, count: int, context: int, rows: int) -> None:
+    def __init__(self, model: FusedModel, count: int, context: int, rows: int | None) -> None:
         self.model = model
-        self.context = context
-        self.rows = rows
-        self._lanes = [Lane() for _ in range(count)]
+        self.rows = most_alike_rows(model) if rows is None else rows
+        self._caches = model.slots(count, context)
+        self._single = [SingleSteps(model, cache, None) for cache in self._caches.slots]
+        self._lanes = [Lane(slot=slot) for slot in range(count)]
         self._clock = 0
 
     def begin(self, prompt: Sequence[int]) -> Lane:
@@ -107,23 +107,20 @@ class FusedLanes:
         self._clock += 1
         lane.used, lane.is_free = self._clock, False
         lane.tokens = list(prompt[:count])
-        if lane.state is not None:
-            lane.state.cache.crop(count)
+        self._cache(lane).crop(count)
         return lane
 
     def read(self, lane: Lane, tokens: Sequence[int]) -> Tensor:
-        cache = self._cache(lane, len(lane.tokens) + len(tokens))
-        logits = self.model.step(torch.tensor([tokens]), cache)
+        logits = self.model.step(torch.tensor([tokens]), self._cache(lane))
         lane.tokens += tokens
         return logits[:, -1]
 
     def step(self, lanes: Sequence[Lane], tokens: Sequence[int]) -> Tensor:
-        caches = [self._cache(lane, len(lane.tokens) + 1) for lane in lanes]
         columns = torch.tensor(tokens)[:, None]
         # One sequence alone runs as `llm.generate` runs it, without Python between its operators.
-        logits = lanes[0].state.single(columns) if len(lanes) == 1 else None
+        logits = self._single[lanes[0].slot](columns) if len(lanes) == 1 else None
         if logits is None:
-            logits = self._in_groups(columns, caches)
+            logits = self._in_groups(columns, [lane.slot for lane in lanes])
         for lane, token in zip(lanes, tokens, strict=True):
             lane.tokens.append(token)
         return logits[:, -1]
@@ -131,38 +128,21 @@ class FusedLanes:
     def end(self, lane: Lane) -> None:
         lane.is_free = True
 
-    def _in_groups(self, tokens: Tensor, caches: Sequence[KVCache]) -> Tensor:
+    def _in_groups(self, tokens: Tensor, slots: Sequence[int]) -> Tensor:
         """Logits of groups that are as large as rounding allows, and of about the same size."""
-        groups = -(-len(caches) // self.rows)
-        ends = [len(caches) * number // groups for number in range(groups + 1)]
+        groups = -(-len(slots) // self.rows)
+        ends = [len(slots) * number // groups for number in range(groups + 1)]
         parts = [
-            joint_step(self.model, tokens[start:end], caches[start:end])
+            joint_step(self.model, tokens[start:end], self._caches, slots[start:end])
             for start, end in pairwise(ends)
         ]
         return torch.cat(parts)
 
-    def _cache(self, lane: Lane, length: int) -> KVCache:
-        """The lane's cache, with room for `length` tokens."""
-        found: _Fused | None = lane.state
-        if found is None or found.cache.capacity < length:
-            have = 0 if found is None else found.cache.capacity
-            capacity = max(length, 2 * have, _FIRST_CAPACITY)
-            cache = self.model.cache(1, min(capacity, rounded_capacity(self.context)))
-            if found is not None:
-                _copy_keys(found.cache, cache, found.cache.length)
-            lane.state = found = _Fused(cache, SingleSteps(self.model, cache, None))
-        return found.cache
+    def _cache(self, lane: Lane) -> KVCache:
+        return self._caches.slots[lane.slot]
 
     def _copy(self, source: Lane, lane: Lane, count: int) -> None:
-        if lane.state is not None:
-            lane.state.cache.crop(0)
-        _copy_keys(source.state.cache, self._cache(lane, count), count)
-
-
-@dataclass(eq=False)
-class _Fused:
-    cache: KVCache
-    single: SingleSteps
+        _copy_keys(self._cache(source), self._cache(lane), count)
 
 
 def _copy_keys(source: KVCache, target: KVCache, count: int) -> None:

@@ -1,4 +1,4 @@
-"""A language model behind HTTP: from a request to sequences, and from their events to an answer."""
+"""A language model behind HTTP: from a request to sequences, from their events to a response."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from .tokens import Tokenizer
 class Limits:
     """What a request may ask for.
 
-    context: tokens of a prompt and its answer. new: most new tokens of an answer. choices: most
-    answers of a request. seconds: from its arrival to its end.
+    context: tokens of a prompt and its completion. new: most new tokens of a completion. choices:
+    most completions of a request. seconds: from its arrival to its end.
     """
 
     context: int
@@ -47,10 +47,10 @@ class _Length:
 
 @dataclass(eq=False)
 class Job:
-    """The answers of one request in the making.
+    """The completions of one request in the making.
 
-    id, created: as the answer tells them. events: pairs of an answer's number and what happened to
-    it, in order. answers: how many. choices: answers of each prompt.
+    id, created: as the response tells them. events: pairs of a completion's number and what
+    happened to it, in order. answers: how many completions. choices: completions of each prompt.
     """
 
     id: str
@@ -61,7 +61,7 @@ class Job:
     events: asyncio.Queue[tuple[int, Event]] = field(default_factory=asyncio.Queue)
 
     async def happened(self) -> AsyncIterator[tuple[int, Event]]:
-        """All events until all answers have ended. Raises ApiError where one failed."""
+        """All events until all completions have ended. Raises ApiError where one failed."""
         left = self.answers
         while left:
             number, event = await self.events.get()
@@ -72,7 +72,7 @@ class Job:
             yield number, event
 
     def cancel(self) -> None:
-        """Frees the places of answers that nobody waits for; does nothing to those that ended."""
+        """Frees the places of completions that nobody waits for; others have ended already."""
         for sequence in self.sequences:
             sequence.cancelled = True
 
@@ -95,13 +95,13 @@ class Language:
         self._stops = [strings] if isinstance(strings, str) else list(strings)
 
     async def complete(self, request: Completion, client: str) -> Job:
-        """Starts the answers of a completion; answer i belongs to prompt i // n."""
+        """Starts the completions; completion i belongs to prompt i // n."""
         prompts = await asyncio.to_thread(self._prompts, request.prompt)
         length = _Length(request.max_tokens, "max_tokens")
         return self._start(request, prompts, length, request.logprobs, client, "cmpl")
 
     async def chat(self, request: Chat, client: str) -> Job:
-        """Starts the answers of a chat."""
+        """Starts the completions of a chat."""
         if request.top_logprobs is not None and not request.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
         tools = None if request.tool_choice == "none" else request.tools
@@ -127,7 +127,9 @@ class Language:
 
     def _check_tokens(self, prompt: list[int], name: str) -> None:
         if not prompt:
-            raise ApiError(400, f"{name} has no tokens; give some text to go on from", param=name)
+            raise ApiError(
+                400, f"{name} has no tokens; give some text to continue from", param=name
+            )
         wrong = [token for token in prompt if not 0 <= token < self.vocabulary]
         if wrong:
             raise ApiError(
@@ -149,7 +151,7 @@ class Language:
         if answers > self.limits.choices:
             raise ApiError(
                 400,
-                f"expected at most {self.limits.choices} answers of a request, got "
+                f"expected at most {self.limits.choices} completions of a request, got "
                 f"{len(prompts)} prompts times n={request.n}",
                 param="n",
             )
@@ -253,7 +255,7 @@ class _Sender:
 
 
 def _sampler(request: Sampling, number: int) -> Sampler:
-    """How an answer's tokens are chosen; answers of one request draw by seeds of their own."""
+    """How a completion's tokens are chosen; each completion of a request has its own seed."""
     seed = None if request.seed is None else (request.seed + number) % 2**64
     return Sampler(request.temperature, request.top_k, request.top_p, seed)
 

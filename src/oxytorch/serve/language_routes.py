@@ -60,7 +60,7 @@ async def _respond(
 
 
 async def _until_gone(job: Job, form: Form, metrics: Metrics) -> AsyncIterator[str]:
-    """The events; when the client goes away, the places of its answers are freed."""
+    """The events; when the client goes away, the places of its completions are freed."""
     is_whole = False
     try:
         async for event in streamed(job, form):

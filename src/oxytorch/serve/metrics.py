@@ -120,10 +120,10 @@ class Metrics:
             ("kind",),
         )
         self.duration = Histogram(
-            "oxytorch_request_seconds", "From a request to the end of its answer."
+            "oxytorch_request_seconds", "From a request to the end of its response."
         )
         self.first_token = Histogram(
-            "oxytorch_first_token_seconds", "From a request to the first token of an answer."
+            "oxytorch_first_token_seconds", "From a request to its first token (TTFT)."
         )
         self.step = Histogram(
             "oxytorch_step_seconds", "A step of all sequences that are written together."

@@ -18,7 +18,7 @@ from ..llm_command.options import GROUP_SIZE, PRECISIONS
 from ..rewriting.memory import check_available
 from .app import Service
 from .engine import Engine
-from .lanes import MOST_ROWS, FusedLanes, lanes_of
+from .lanes import FusedLanes, lanes_of
 from .language import Language, Limits
 from .language_routes import language_router
 from .logs import log
@@ -26,7 +26,7 @@ from .metrics import Metrics
 from .tokens import Tokenizer
 
 CONTEXT = 4096
-"""Tokens of a prompt and its answer, where neither an option nor the model says another number."""
+"""Most tokens of a prompt and its completion, unless an option or the model says otherwise."""
 
 
 def prepared_model(arguments: argparse.Namespace) -> nn.Module | LanguageModel:
@@ -62,11 +62,12 @@ def language_service(
             f"the keys and values of {arguments.slots} slots of {context} tokens (--slots, "
             "--context)",
         )
-    rows = MOST_ROWS
-    lanes = lanes_of(model, arguments.slots, context, rows)
+    rows: int | None = None
+    lanes = lanes_of(model, arguments.slots, context)
     if arguments.exact and isinstance(lanes, FusedLanes):
+        most = min(lanes.rows, arguments.slots)
         with torch.inference_mode():
-            rows = exact_rows(lanes.model, decoder.vocabulary, min(rows, arguments.slots))
+            rows = exact_rows(lanes.model, decoder.vocabulary, most)
         log.info("exact answers", extra={"fields": {"sequences_of_a_step": rows}})
     if not lanes.batched:
         log.warning(
@@ -101,7 +102,6 @@ def _context(given: int | None, positions: int | None) -> int:
         return CONTEXT if positions is None else min(CONTEXT, positions)
     if positions is not None and given > positions:
         raise ValueError(
-            f"--context: the model was made for {positions} positions, got {given}; give at most "
-            "that"
+            f"--context: the model has {positions} positions, got {given}; give at most that"
         )
     return given

@@ -49,8 +49,8 @@ class Figures:
         found: list[tuple[str, str]] = [
             ("model", f"{self.name} ({self.kind})"),
             ("running for", f"{time.monotonic() - self._begin:.0f} s"),
-            ("answers", f"{metrics.duration.count}, {requests:.1f} a second"),
-            ("mean time of an answer", _milliseconds(metrics.duration.mean)),
+            ("responses", f"{metrics.duration.count}, {requests:.1f} a second"),
+            ("mean time of a response", _milliseconds(metrics.duration.mean)),
             ("clients that went away", f"{metrics.cancelled.total:g}"),
         ]
         found += [
@@ -71,7 +71,7 @@ class Figures:
         )
 
     def _renewed(self) -> tuple[float, float]:
-        """Tokens and answers a second."""
+        """Tokens and responses a second."""
         then, tokens, answers = self._last
         now = time.monotonic()
         if now - then >= 1:

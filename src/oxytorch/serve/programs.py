@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ..graph.agreement import JOINED, difference
 from ..program.model import FixedInput, ProgramModel, SizeInput, TensorInput
 from .errors import ApiError
 from .logs import log
@@ -142,11 +143,10 @@ def _form(call: Call) -> tuple[Any, ...]:
 
 def _alike(joined: Sequence[Tensor], single: Sequence[Tensor]) -> bool:
     for one, other in zip(joined, single, strict=True):
-        if one.shape != other.shape:
-            return False
-        scale = float(other.abs().max()) if other.is_floating_point() and other.numel() else 0.0
-        allowed = scale * (1e-2 if one.dtype in (torch.bfloat16, torch.float16) else 1e-4)
-        if not torch.allclose(one, other, rtol=0, atol=allowed, equal_nan=True):
+        if one.is_floating_point():
+            if not difference(other, one) <= JOINED.get(one.dtype, JOINED[torch.float32]):
+                return False
+        elif not torch.equal(one, other):
             return False
     return True
 
@@ -180,7 +180,7 @@ def _value(given: Given, expected: TensorInput | SizeInput) -> Tensor | int:
     if len(flat) != math.prod(given.shape):
         raise ApiError(
             400,
-            f"{given.name}: expected {math.prod(given.shape)} numbers for the shape "
+            f"{given.name}: expected {math.prod(given.shape)} values for the shape "
             f"{given.shape}, got {len(flat)}",
             param="inputs",
         )

@@ -62,7 +62,7 @@ class Completion(Sampling):
 
 
 class TextFormat(Body):
-    """The only format of answers that is served."""
+    """The only response format that is served."""
 
     type: Literal["text"]
 
@@ -70,7 +70,7 @@ class TextFormat(Body):
 class Chat(Sampling):
     """POST /v1/chat/completions.
 
-    tools: are given to the model's chat template; what the model answers stays text.
+    tools: are given to the model's chat template; what the model generates stays text.
     """
 
     messages: list[dict[str, Any]] = Field(min_length=1)

@@ -1,4 +1,4 @@
-"""One answer in the making: its prompt, how its tokens are chosen, and where they go."""
+"""One completion in the making: its prompt, how its tokens are chosen, and where they go."""
 
 from __future__ import annotations
 

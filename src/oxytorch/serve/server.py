@@ -10,6 +10,7 @@ import uvicorn
 
 from .access import App
 from .app import State
+from .connections import Connection
 from .logs import log
 
 
@@ -36,6 +37,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: App, state: State, drain: int) -> None:
         config = uvicorn.Config(
             app,
+            http=Connection,
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -17,13 +17,13 @@ import pytest
 from commands import run_command
 
 from oxytorch import config
-from oxytorch.benchmark.core import results
 from oxytorch.benchmark.core.jobs import Job, Settings
 from oxytorch.benchmark.core.kept import keeping, reopened
 from oxytorch.benchmark.core.processes import JobError
 from oxytorch.benchmark.core.results import read_run
 from oxytorch.benchmark.report.pages import merge, provenance
 from oxytorch.benchmark.subjects import SUBJECTS
+from oxytorch.core import whole_file
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_failed_write_leaves_the_old_file(
         def full(*arguments: Any) -> None:
             raise OSError("no space left")
 
-        monkeypatch.setattr(results.os, "replace", full)
+        monkeypatch.setattr(whole_file.os, "replace", full)
         with pytest.raises(OSError, match="no space"):
             measured.add(result("a"))
         monkeypatch.undo()

@@ -75,7 +75,7 @@ def test_a_program_that_was_timed_away_says_its_times(monkeypatch: pytest.Monkey
     monkeypatch.setattr(tune, "_turns", lambda *_: [(1.0, 1e-3, 1.5e-3)])
     model = nn.Sequential(nn.Linear(8, 8)).eval()
     kept = oxytorch.optimize(model, sample_input=torch.randn(2, 8), graph=True)
-    assert "not taken" in str(runs.why_none(kept))
+    assert "not used" in str(runs.why_none(kept))
 
 
 def record_of(peer: str, *rounds: float, **notes: Any) -> Any:

@@ -1,9 +1,8 @@
 import intel_extension_for_pytorch as ipex
 import torch
+from program_models import layers
 
-model = torch.nn.Sequential(
-    torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64)
-).eval()
+model = layers(64, 128, 64)
 data = torch.rand(8, 64)
 expected = model(data)
 

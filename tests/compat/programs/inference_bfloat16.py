@@ -1,16 +1,10 @@
 import intel_extension_for_pytorch as ipex
 import torch
-from transformers import BertConfig, BertModel
 
-config = BertConfig(
-    vocab_size=128,
-    hidden_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=128,
-)
-model = BertModel(config)
-model.eval()
+from tiny import tiny
+
+sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+model = tiny("BertModel", vocab_size=128, num_hidden_layers=2, **sizes)
 data = torch.randint(128, size=[2, 16])
 with torch.no_grad():
     expected = model(data).last_hidden_state

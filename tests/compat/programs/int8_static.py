@@ -1,16 +1,9 @@
 import intel_extension_for_pytorch as ipex
 import torch
 from intel_extension_for_pytorch.quantization import convert, prepare
+from program_models import image_network
 
-model = torch.nn.Sequential(
-    torch.nn.Conv2d(3, 32, 3, padding=1),
-    torch.nn.BatchNorm2d(32),
-    torch.nn.ReLU(),
-    torch.nn.AdaptiveAvgPool2d(4),
-    torch.nn.Flatten(),
-    torch.nn.Linear(512, 32),
-)
-model.eval()
+model = image_network(classes=32)
 data = torch.rand(8, 3, 16, 16)
 expected = model(data)
 

@@ -5,11 +5,10 @@ import warnings
 
 import torch
 from intel_extension_for_pytorch.quantization import convert, prepare
+from program_models import layers
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver, QConfig
 
-model = torch.nn.Sequential(
-    torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64)
-).eval()
+model = layers(64, 128, 64)
 data = torch.rand(8, 64)
 expected = model(data)
 

@@ -1,9 +1,8 @@
 import intel_extension_for_pytorch as ipex
 import torch
+from program_models import layers
 
-model = torch.nn.Sequential(
-    torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8)
-).eval()
+model = layers(64, 128, 8)
 data = torch.rand(32, 64)
 expected = model(data)
 labels = expected.argmax(1)

@@ -1,16 +1,9 @@
 import intel_extension_for_pytorch as ipex
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-config = LlamaConfig(
-    vocab_size=128,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-)
-model = LlamaForCausalLM(config).eval()
+from tiny import tiny_llama
+
+model = tiny_llama(vocab_size=128)
 input_ids = torch.randint(128, size=[1, 12])
 with torch.no_grad():
     expected = model(input_ids).logits

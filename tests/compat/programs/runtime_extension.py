@@ -1,7 +1,8 @@
 import intel_extension_for_pytorch as ipex
 import torch
+from program_models import layers
 
-model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).eval()
+model = layers(32, 64, 8)
 data = torch.rand(16, 32)
 expected = model(data)
 

@@ -1,13 +1,8 @@
 import intel_extension_for_pytorch as ipex
 import torch
+from program_models import image_network
 
-model = torch.nn.Sequential(
-    torch.nn.Conv2d(3, 16, 3, padding=1),
-    torch.nn.BatchNorm2d(16),
-    torch.nn.ReLU(),
-    torch.nn.Flatten(),
-    torch.nn.Linear(4096, 10),
-).eval()
+model = image_network()
 data = torch.rand(2, 3, 16, 16)
 expected = model(data)
 

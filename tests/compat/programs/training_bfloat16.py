@@ -3,25 +3,14 @@ import io
 
 import intel_extension_for_pytorch as ipex
 import torch
+from program_models import layers, train, training_data
 
-model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+model = layers(16, 32, 4)
 stock = copy.deepcopy(model)
 plain = copy.deepcopy(model)
-batches = [(torch.rand(8, 16), torch.randint(4, (8,))) for _ in range(5)]
-criterion = torch.nn.CrossEntropyLoss()
+batches = training_data()
 
-
-def train(model, optimizer):
-    model.train()
-    for data, target in batches:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = criterion(model(data), target)
-        loss.backward()
-        optimizer.step()
-
-
-train(stock, torch.optim.SGD(stock.parameters(), lr=0.1))
+train(stock, torch.optim.SGD(stock.parameters(), lr=0.1), batches, torch.bfloat16)
 expected = torch.cat([p.detach().flatten() for p in stock.parameters()])
 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -30,7 +19,7 @@ model, optimizer = ipex.optimize(
     model, optimizer=optimizer, dtype=torch.bfloat16, split_master_weight_for_bf16=True
 )
 assert model[0].weight.dtype == torch.bfloat16
-train(model, optimizer)
+train(model, optimizer, batches, torch.bfloat16)
 checkpoint = io.BytesIO()
 torch.save(
     {

@@ -2,26 +2,17 @@ import copy
 
 import intel_extension_for_pytorch as ipex
 import torch
+from program_models import layers, train, training_data
 
-model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+model = layers(16, 32, 4)
 stock = copy.deepcopy(model)
-batches = [(torch.rand(8, 16), torch.randint(4, (8,))) for _ in range(5)]
-criterion = torch.nn.CrossEntropyLoss()
+batches = training_data()
 
-
-def train(model, optimizer):
-    model.train()
-    for data, target in batches:
-        optimizer.zero_grad()
-        loss = criterion(model(data), target)
-        loss.backward()
-        optimizer.step()
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-expected = train(stock, torch.optim.SGD(stock.parameters(), lr=0.1, momentum=0.9))
+train(stock, torch.optim.SGD(stock.parameters(), lr=0.1, momentum=0.9), batches)
+expected = torch.cat([p.detach().flatten() for p in stock.parameters()])
 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 model.train()
 model, optimizer = ipex.optimize(model, optimizer=optimizer)
-outputs = train(model, optimizer)
+train(model, optimizer, batches)
+outputs = torch.cat([p.detach().flatten() for p in model.parameters()])

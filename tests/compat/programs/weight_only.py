@@ -6,10 +6,9 @@ from intel_extension_for_pytorch.quantization import (
     get_weight_only_quant_qconfig_mapping,
     prepare,
 )
+from program_models import layers
 
-model = torch.nn.Sequential(
-    torch.nn.Linear(128, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)
-).eval()
+model = layers(128, 256, 64)
 data = torch.rand(4, 128)
 expected = model(data)
 

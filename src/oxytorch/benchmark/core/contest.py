@@ -1,4 +1,4 @@
-"""The rules that all contestants share: who takes part, right answers, reasons."""
+"""The rules that all contestants share: who takes part, correct outputs, reasons."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ def largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) ->
 
 
 def judge(records: Sequence[Record], dtype: torch.dtype, own_error: float = 0.0) -> None:
-    """Give every peer that has answered its status: measured, or wrong.
+    """Give every peer that has run its status: measured, or wrong.
 
-    A wrong answer gets no speed. Twice the error of plain PyTorch in the same dtype is allowed.
-    own_error: that of the answer which all are compared with; twice as much is allowed too.
+    A wrong output gets no speed. Twice the error of plain PyTorch in the same dtype is allowed.
+    own_error: that of the output which all are compared with; twice as much is allowed too.
     """
     stock = [r["difference"] for r in records if r["peer"] in STOCK and "difference" in r]
     errors = [own_error, *filter(math.isfinite, stock)]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from oxytorch.benchmark.machine.description import describe_machine, describe_versions
+from oxytorch.core.whole_file import replacing
 
 FORMAT = 1
 """Raised when a reader of older files would misunderstand newer ones."""
@@ -31,7 +31,7 @@ Record = dict[str, Any]
 
 `peer` is its name, `label` what tables call it. `status` says whether it was measured; `reason` why
 not; `notes` what else a reader should know. Times are seconds: `rounds` one for each round,
-`seconds` their spread, `prepare_seconds` before the first answer. `speedup` is the time of the base
+`seconds` their spread, `prepare_seconds` before the first output. `speedup` is the time of the base
 (`eager`) divided by this one's, paired round by round. `difference` is the largest absolute
 difference from the base in fp32, divided by the largest magnitude, `allowed_difference` what it may
 be. `fraction_of_limit` is the least possible time over the measured one.
@@ -39,7 +39,7 @@ be. `fraction_of_limit` is the least possible time over the measured one.
 
 
 def is_measured(record: Record | None) -> bool:
-    """Whether there is a record, of a peer that ran with the right answer and has times."""
+    """Whether there is a record, of a peer that ran with the correct outputs and has times."""
     return record is not None and record["status"] == "measured"
 
 
@@ -63,12 +63,8 @@ def write_run(run: Run, path: Path) -> None:
     Whenever the process ends, the file is whole: the old one or the new one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
 
 
 def read_run(path: Path) -> Run:

@@ -27,7 +27,7 @@ _Turn = dict[str, Any]
 """What a process reports of a turn: `first`, `tokens`; ours `limit` and `matrix_rate` too."""
 
 LEAST_COSINE = {"bf16": 0.98, "int8": 0.97, "int4": 0.6, "nf4": 0.6, "fp8": 0.95}
-"""Cosine of a contestant's logits to those of torch in bf16 below which its answer is wrong.
+"""Cosine of a contestant's logits to those of torch in bf16 below which its outputs are wrong.
 
 With bf16 and int8 this tells a wrong formula: another rotary embedding leaves 0.84. Four bits of
 random weights lose as much (0.80 to 0.85 over 22 layers, for all who take part), so that with them
@@ -77,12 +77,12 @@ def run_llm(
     with tempfile.TemporaryDirectory(prefix="oxytorch-llm-") as temporary:
         work = Path(settings.work or temporary)
         work.mkdir(parents=True, exist_ok=True)
-        answer = Path(temporary) / "answer.pt"
-        _write_answer(_task(settings, Precision("bf16"), work), answer, settings, progress)
+        reference = Path(temporary) / "reference.pt"
+        _write_reference(_task(settings, Precision("bf16"), work), reference, settings, progress)
         results = []
         for weights in dict.fromkeys(p.weights or "bf16" for p in settings.precisions):
             seats = _seats(settings, weights, work)
-            result = _run_group(seats, weights, settings, answer, progress)
+            result = _run_group(seats, weights, settings, reference, progress)
             results.append(result)
             on_result(result)
     return results
@@ -113,11 +113,11 @@ def _seats(settings: LlmSettings, weights: str, work: Path) -> list[_Seat]:
     return seats
 
 
-def _write_answer(task: LlmTask, path: Path, settings: LlmSettings, progress: Progress) -> None:
+def _write_reference(task: LlmTask, path: Path, settings: LlmSettings, progress: Progress) -> None:
     """The logits of torch itself in bf16, which everybody's are compared with."""
     process = ContestantProcess("torch", settings.silence)
     try:
-        progress("torch", "right answer")
+        progress("torch", "correct outputs")
         process.prepare(task, lambda stage: progress("torch", stage))
         process.ask("logits", path=str(path))
     finally:
@@ -128,13 +128,13 @@ def _run_group(
     seats: Sequence[_Seat],
     weights: str,
     settings: LlmSettings,
-    answer: Path,
+    reference: Path,
     progress: Progress,
 ) -> Result:
     """Prepares all contestants of a format, checks them, and lets them take turns."""
     try:
         for seat in seats:
-            _guarded(seat, partial(_prepare, seat, settings, answer, progress))
+            _guarded(seat, partial(_prepare, seat, settings, reference, progress))
         turns: dict[str, list[_Turn]] = {seat.record["peer"]: [] for seat in seats}
         for index in range(settings.rounds):
             for seat in seats if index % 2 == 0 else reversed(seats):
@@ -176,14 +176,14 @@ def _guarded(seat: _Seat, do: Callable[[], None]) -> None:
         seat.process = None
 
 
-def _prepare(seat: _Seat, settings: LlmSettings, answer: Path, progress: Progress) -> None:
+def _prepare(seat: _Seat, settings: LlmSettings, reference: Path, progress: Progress) -> None:
     record = seat.record
     progress(record["label"], "start")
     seat.process = ContestantProcess(seat.peer, settings.silence)
     record |= seat.process.prepare(seat.task, lambda stage: progress(record["label"], stage))
-    path = answer.with_name("logits.pt")
+    path = reference.with_name("logits.pt")
     seat.process.ask("logits", path=str(path))
-    cosine = _cosine(torch.load(path, weights_only=True), torch.load(answer, weights_only=True))
+    cosine = _cosine(torch.load(path, weights_only=True), torch.load(reference, weights_only=True))
     record["cosine"] = cosine
     record["memory_bytes"] = seat.process.ask("memory")
     if not cosine >= LEAST_COSINE[seat.task.weights]:

@@ -60,7 +60,7 @@ def random_model(name: str, seed: int = 0) -> nn.Module:
     """A causal language model of a shape, bfloat16, in evaluation mode.
 
     Matrices are normal with a deviation of 1 / sqrt(in_features), so that every part of the model
-    counts in its answer; norms are one. The same seed gives the same weights in every process.
+    counts in its output; norms are one. The same seed gives the same weights in every process.
     Raises ValueError for a name that is not in SHAPES.
     """
     if name not in SHAPES:

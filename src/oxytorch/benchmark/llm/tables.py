@@ -16,7 +16,7 @@ def _speed(results: Sequence[Result]) -> Table:
         f"{first['model']}, batch 1, {first['prompt']} tokens of prompt, {first['tokens']} new",
         [
             *("contestant", "prompt", "of torch's products", "a token", "weights", "read at"),
-            *("of the limit", "memory", "peers' prompt over ours", "peers' token over ours"),
+            *("of the limit", "memory", "prefill: peer / oxytorch", "decode: peer / oxytorch"),
         ],
         [_row(record) for result in results for record in result["peers"]],
         reasons(results, lambda result: str(result["weights"])),

@@ -1,4 +1,4 @@
-"""One model in one dtype: build the peers, check their answers, time them in turns."""
+"""One model in one dtype: build the peers, check their outputs, time them in turns."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_model(
 ) -> Result:
     """Measure one model in one dtype with the peers of the settings; the result as JSON.
 
-    `eager` always takes part: it gives the right answer and is the base of the ratios.
+    `eager` always takes part: it gives the correct outputs and is the base of the ratios.
     batch: None means the model's own. contestants: the peers by name. eager_may_fail: whether its
     failure is a result like the others' (autocast does not run every model); then there are no
     ratios to it.
@@ -105,7 +105,7 @@ def _line_up(
     expected: Sequence[Tensor],
     progress: Progress,
 ) -> tuple[list[Record], dict[str, Runner]]:
-    """A record of every peer, and those who are ready; their answers are judged.
+    """A record of every peer, and those who are ready; their outputs are judged.
 
     build: makes the model of the task again, which a peer may have changed.
     """
@@ -144,7 +144,7 @@ def _prepare(peer: Peer, task: Task, record: Record) -> Runner | None:
 
 
 def _check(runner: Runner, expected: Sequence[Tensor], record: Record) -> bool:
-    """Compare the peer's answer with eager fp32; False with the reason if it cannot be had."""
+    """Compare the peer's output with eager fp32; False with the reason if it cannot be had."""
     try:
         difference = largest_difference(runner.tensors(runner.call()), expected)
     except Exception as error:  # any failure of a peer is a result, with its reason
@@ -157,7 +157,7 @@ def _check(runner: Runner, expected: Sequence[Tensor], record: Record) -> bool:
 def _error_in(
     dtype: torch.dtype, build: Callable[[], tuple[nn.Module, Inputs]], expected: Sequence[Tensor]
 ) -> float:
-    """How far the float32 answer is from that of the model and its inputs cast to another dtype; 0
+    """How far the float32 output is from that of the model and its inputs cast to another dtype; 0
     where the model does not run in it."""
     model, inputs = build()
     try:
@@ -187,7 +187,7 @@ def _check_again(
 def _time_together(
     records: Sequence[Record], runners: dict[str, Runner], rounds: int, progress: Progress
 ) -> None:
-    """Interleaved rounds of every peer whose answer is right; the rest is let go before."""
+    """Interleaved rounds of every peer whose output is right; the rest is let go before."""
     contestants = [record for record in records if is_measured(record)]
     if not contestants:
         return

@@ -82,7 +82,7 @@ def _fastest_stock(records: Sequence[Record]) -> Record | None:
 
 
 def _preparation(results: Sequence[Result]) -> Table:
-    """Seconds before each peer's first answer: optimizing, compiling, converting."""
+    """Seconds before each peer's first output: optimizing, compiling, converting."""
     peers = [peer for peer in peer_names(results) if peer not in STOCK]
     table = Table(
         "Seconds to get ready: optimizing, converting, compiling",

@@ -89,7 +89,7 @@ def _check(
     expected: Sequence[Tensor],
     progress: Progress,
 ) -> Record:
-    """The contestant's record, with the difference of its answer or the reason for none."""
+    """The contestant's record, with the difference of its output or the reason for none."""
     record = new_record(name, PEERS.get(name, name))
     progress(name.split(" ")[0], "check")
     start = time.perf_counter()

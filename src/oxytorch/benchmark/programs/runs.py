@@ -27,7 +27,7 @@ def why_none(model: nn.Module) -> str | None:
     """Why an optimized model is no program; None where it is one."""
     report = oxytorch.explain(model)
     entries = [entry for entry in report.entries if entry.pass_name == "program"]
-    if any(entry.done for entry in entries):
+    if any(entry.applied for entry in entries):
         return None
     if entries:
         return entries[0].detail

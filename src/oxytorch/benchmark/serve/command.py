@@ -40,12 +40,23 @@ def add_parser(what: Any) -> None:
     )
     for name, default, text in (
         ("--requests", 4, "requests of each client"),
-        ("--prompt", 64, "tokens of a prompt"),
-        ("--tokens", 64, "new tokens of an answer"),
         ("--vocabulary", 256, "prompts are of tokens below this"),
     ):
         text = f"{text} (default: {default})"
         parser.add_argument(name, type=positive, default=default, metavar="N", help=text)
+    for name, text in (("--prompt", "tokens of a prompt"), ("--tokens", "new tokens of an answer")):
+        parser.add_argument(
+            name,
+            type=_range,
+            default=(64, 64),
+            metavar="N",
+            help=f"{text}, or at least and at most, such as 50-200 (default: 64)",
+        )
+    parser.add_argument(
+        "--logprobs",
+        action="store_true",
+        help="ask for them, so that tokens without text count as parts too",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
 
 
@@ -60,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.tokens,
             arguments.requests,
             arguments.vocabulary,
+            arguments.logprobs,
             arguments.token,
         )
         measured(load, 1, lambda _: None)  # the first requests make what later ones use
@@ -106,6 +118,16 @@ def table(found: list[Figures]) -> str:
 
 def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def _range(text: str) -> tuple[int, int]:
+    least, _, most = text.partition("-")
+    found = positive(least), positive(most or least)
+    if found[0] > found[1]:
+        raise argparse.ArgumentTypeError(
+            f"expected at least and at most, such as 50-200, got {text!r}"
+        )
+    return found
 
 
 def _counts(text: str) -> tuple[int, ...]:

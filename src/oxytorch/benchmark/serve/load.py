@@ -20,16 +20,18 @@ from typing import Any
 class Load:
     """What clients ask: `requests` each, one after the other.
 
-    prompt: tokens of a prompt, all others than those of any other prompt. tokens: new ones.
-    vocabulary: prompts are of tokens below this.
+    prompt, tokens: of a prompt, and new ones, at least and at most; prompts are all others than any
+    other. vocabulary: prompts are of tokens below this. logprobs: asks for them, so that every
+    token comes as a part of its own, whatever its text is.
     """
 
     url: str
     model: str
-    prompt: int
-    tokens: int
+    prompt: tuple[int, int]
+    tokens: tuple[int, int]
     requests: int
     vocabulary: int
+    logprobs: bool = False
     token: str | None = None
     seed: int = 0
 
@@ -116,14 +118,14 @@ def _client(load: Load, number: int, barrier: threading.Barrier) -> list[Answer]
 def _answer(connection: _Connection, load: Load, draw: random.Random) -> Answer:
     body = {
         "model": load.model,
-        "prompt": [draw.randrange(load.vocabulary) for _ in range(load.prompt)],
-        "max_tokens": load.tokens,
+        "prompt": [draw.randrange(load.vocabulary) for _ in range(draw.randint(*load.prompt))],
+        "max_tokens": draw.randint(*load.tokens),
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
-        # So that every token comes as a part of its own, whatever its text is.
-        "logprobs": 0,
     }
+    if load.logprobs:
+        body["logprobs"] = 0
     begin = time.perf_counter()
     response = connection.ask("POST", "/v1/completions", body)
     times, new = [], 0
@@ -138,7 +140,10 @@ def _answer(connection: _Connection, load: Load, draw: random.Random) -> Answer:
         if event.get("usage"):
             new = int(event["usage"]["completion_tokens"])
     if not times:
-        raise ValueError("bench serve: the server sent an answer without a token")
+        raise ValueError(
+            "bench serve: the server sent an answer without a part; ask for --logprobs where "
+            "tokens may have no text"
+        )
     return Answer(tuple(times), new)
 
 
@@ -170,8 +175,13 @@ class _Connection:
     ) -> http.client.HTTPResponse:
         """The response. Raises ValueError for one that is no success."""
         data = None if body is None else json.dumps(body)
-        self._inner.request(method, path, data, self._headers)
-        response = self._inner.getresponse()
+        try:
+            self._inner.request(method, path, data, self._headers)
+            response = self._inner.getresponse()
+        except http.client.RemoteDisconnected:  # servers may close one between two requests
+            self._inner.close()
+            self._inner.request(method, path, data, self._headers)
+            response = self._inner.getresponse()
         if response.status != 200:
             text = response.read().decode("utf-8", "replace")
             raise ValueError(f"bench serve: {path} answered {response.status}: {text[:300]}")

@@ -31,7 +31,7 @@ def speed_over_stock(result: Result, peer: str) -> Spread | None:
 
 
 def lost(result: Result) -> list[str]:
-    """A line for each way of ours that is slower than stock, or that gave no right answer."""
+    """A line for each way of ours that is slower than stock, or that gave no correct outputs."""
     lines = []
     for peer in OURS:
         record, speed = peer_record(result, peer), speed_over_stock(result, peer)

@@ -154,7 +154,7 @@ def _add_search_options(group: Any) -> None:
         "--search",
         choices=STRATEGIES,
         default="halving",
-        help="all once and the better half again, all equally often, or some by chance (halving)",
+        help="all once, then the better half again; all equally often; a random sample (halving)",
     )
     group.add_argument(
         "--repeats",
@@ -166,11 +166,11 @@ def _add_search_options(group: Any) -> None:
     group.add_argument(
         "--placements", type=positive, metavar="N", help="random: how many are tried (10)"
     )
-    group.add_argument("--seed", type=int, metavar="N", help="random: which ones (0)")
+    group.add_argument("--seed", type=int, metavar="N", help="random: seed of the sample (0)")
     group.add_argument(
-        "--timeout", type=positive, default=600, metavar="S", help="seconds of a trial (600)"
+        "--timeout", type=positive, default=600, metavar="S", help="most seconds of a trial (600)"
     )
-    switch(group, "--ignore-memory", help="try what seems not to fit into memory too")
+    switch(group, "--ignore-memory", help="also try what seems not to fit into memory")
 
 
 def _add_results_options(group: Any) -> None:
@@ -180,14 +180,14 @@ def _add_results_options(group: Any) -> None:
         metavar="FILE",
         help="JSON lines, read first (tune-NAME-ID.jsonl, an ID for each search)",
     )
-    switch(group, "--restart", help="measure again what is in the file")
+    switch(group, "--restart", help="measure again what the file has")
     group.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the figures into a .svg or .png"
     )
     group.add_argument(
         "--forget",
         action="store_true",
-        help="without a script: remove all times that optimize(tune=True) has kept",
+        help="without a script: remove all times that optimize(tune=True) has stored",
     )
 
 

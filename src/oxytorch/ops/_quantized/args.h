@@ -93,15 +93,20 @@ struct ByteGemmArgs {
   std::int64_t chunk_rows;
 };
 
+// The windows of x, a number of which is scale * (byte - zero point).
+struct WindowsOfBytes {
+  WindowArgs args;  // whose dtype is not read
+  Number number;
+  std::int32_t zero_point;
+};
+
 // Items are parts of the work, one for a thread. A part takes neighbouring ones of groups times
 // chunks of results times ranges of panels, ranges of a chunk first: it writes the windows of the
 // chunk side by side into its own scratch, and multiplies them.
 struct ByteWindowsArgs {
-  WindowArgs windows;  // whose dtype is not read
-  Number number;
+  WindowsOfBytes windows;
   Bytes bytes;
-  std::int32_t zero_point;  // of x
-  std::uint8_t* scratch;    // of the first part
+  std::uint8_t* scratch;  // of the first part
   std::int64_t scratch_bytes;
   ByteGemmArgs product;  // of the first group; its rows are those of a chunk
   std::int64_t rows;     // of a group
@@ -117,10 +122,8 @@ struct ByteWindowsArgs {
 // lies outside of images, unless they lie well. Sums are of [planes, lines, columns, channels], the
 // last two up to a multiple of 4.
 struct ByteLinesArgs {
-  WindowArgs windows;  // whose dtype is not read
-  Number number;
+  WindowsOfBytes windows;
   Bytes bytes;
-  std::int32_t zero_point;  // of x
   bool lie_well;
   std::uint8_t* scratch;  // of the first part
   std::int64_t scratch_bytes;
@@ -145,10 +148,8 @@ inline constexpr std::int64_t kBlockChannels = 64, kMostByteLines = 64, kMostRes
 // kBlockChannels first. A part writes a block's weights, and what `results` neighbours read, into
 // its own scratch.
 struct ByteDepthwiseArgs {
-  WindowArgs windows;  // of all channels, which lie side by side; its dtype is not read
-  Number number;
-  std::int32_t zero_point;  // of x
-  float scale;              // likewise
+  WindowsOfBytes windows;  // of all channels, which lie side by side
+  float scale;             // of x
   BytePanels weight;
   ByteResult result;
   std::int64_t lines;

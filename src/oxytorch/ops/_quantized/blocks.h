@@ -112,10 +112,13 @@ static void multiply_and_finish(const ByteBlock& given, const Finishing& finishi
   }
 }
 
+#endif
+
 // Null where it is not worth the code.
 template <int panels>
-static FinishBlock finish_block_of(const Finishing& job) {
+static FinishBlock finish_block_of([[maybe_unused]] const Finishing& job) {
   FinishBlock found = nullptr;
+#if OXY_HAS_VECTORS_512 && OXY_HAS_INT8_DOT
   if constexpr (panels == 2 || panels == 4) {
     const ByteResult& result = *job.result;
     if (!job.fit || !is_byte(result.number) || job.outputs < panels * kPanelOutputs) return found;
@@ -130,17 +133,9 @@ static FinishBlock finish_block_of(const Finishing& job) {
       }
     });
   }
+#endif
   return found;
 }
-
-#else
-
-template <int panels>
-OXY_INLINE FinishBlock finish_block_of(const Finishing&) {
-  return nullptr;
-}
-
-#endif
 
 // Weights of a panel as pairs of integers of 16 bits: two rows for each row of bytes.
 OXY_INLINE void widen_panel(const std::uint8_t* from, std::int64_t rows, std::uint8_t* to) {

@@ -47,9 +47,7 @@ void convolve_channels_of_bytes(const ByteChannels& call, const ByteOperand& ope
   const std::int64_t work = call.rows * call.weight.out_features * (3 + fours * last.kernel) / 3;
   const std::int64_t threads = threads_for(work);
   ByteDepthwiseArgs args{
-      .windows = call.windows,
-      .number = operand.number,
-      .zero_point = operand.zero_point,
+      .windows = {call.windows, operand.number, operand.zero_point},
       .scale = operand.scale,
       .weight = call.weight,
       .result = call.result,

@@ -30,7 +30,7 @@ struct DepthwiseLines {
 };
 
 static void find_byte_lines(const Depthwise& own, std::int64_t line, DepthwiseLines& lines) {
-  const WindowArgs& windows = own.args.windows;
+  const WindowArgs& windows = own.args.windows.args;
   const WindowDim &outer = windows.dims[0], &inner = windows.dims[1], &last = windows.dims[2];
   const std::int64_t plane = line / inner.out_size;
   const std::int64_t down = line % inner.out_size * inner.stride - inner.padding;
@@ -77,9 +77,10 @@ template <int width>
 static void write_columns(const Depthwise& own, const DepthwiseLines& lines, std::int64_t first,
                           std::int64_t columns) {
   constexpr int kPixels = kVectorBytes / width;
-  const std::uint8_t flip = own.args.number == Number::int8 ? 0x80 : 0;
+  const std::uint8_t flip = own.args.windows.number == Number::int8 ? 0x80 : 0;
   const std::int64_t column_bytes = lines.fours * width * 4;
-  const std::int64_t room = own.args.windows.dims[2].size - first, before = first < 0 ? -first : 0;
+  const std::int64_t room = own.args.windows.args.dims[2].size - first,
+                     before = first < 0 ? -first : 0;
   const std::int64_t end = room < columns ? (room > 0 ? room : 0) : columns;
   const std::int64_t begin = before < end ? before : end;
   const int zero = own.outside[0] ^ flip;
@@ -112,7 +113,7 @@ static void write_columns(const Depthwise& own, const DepthwiseLines& lines, std
 template <int width>
 static void write_weights(const Depthwise& own, const DepthwiseLines& lines) {
   const BytePanels& weight = own.args.weight;
-  const std::int64_t columns = own.args.windows.dims[2].kernel;
+  const std::int64_t columns = own.args.windows.args.dims[2].kernel;
   const std::uint8_t* panels = weight.panels + lines.channel / kPanelOutputs * weight.panel_bytes;
   std::uint8_t* to = own.weights;
   for (std::int64_t moved = 0; moved < own.args.shared_lines; ++moved) {
@@ -142,7 +143,7 @@ template <int width, class Body>
 OXY_INLINE void each_tile(const Depthwise& own, const DepthwiseLines& lines,
                           const DepthwiseStretch& stretch, Body body) {
   constexpr int kVectors = width / kLanes < kTileVectors ? width / kLanes : kTileVectors;
-  const WindowDim& dim = own.args.windows.dims[2];
+  const WindowDim& dim = own.args.windows.args.dims[2];
   const std::int64_t column_bytes = lines.fours * width * 4;
   DepthwiseTile tile{.quads = nullptr,
                      .quad_bytes = width * 4,
@@ -221,7 +222,7 @@ struct DepthwiseChannels {
   // Lines [begin, end).
   void convolve_lines(std::int64_t begin, std::int64_t end) {
     const ByteDepthwiseArgs& args = own.args;
-    const WindowDim &inner = args.windows.dims[1], &dim = args.windows.dims[2];
+    const WindowDim &inner = args.windows.args.dims[1], &dim = args.windows.args.dims[2];
     const std::int64_t weight_bytes = dim.kernel * lines.fours * width * 4;
     const FinishTile finish_tile = finish_tile_of<kVectors>(job);
     for (std::int64_t line = begin; line < end;) {
@@ -248,7 +249,7 @@ struct DepthwiseChannels {
 // Lines of the result, of a block of `channels` channels.
 static void convolve_block(Depthwise& own, std::int64_t first, std::int64_t channels,
                            std::int64_t begin, std::int64_t end) {
-  const WindowDim* dims = own.args.windows.dims;
+  const WindowDim* dims = own.args.windows.args.dims;
   DepthwiseLines lines;
   lines.channel = lines.block = first;
   lines.count = kVectorBytes;
@@ -292,9 +293,9 @@ static void convolve_block_of_part(Depthwise& own, std::int64_t block, std::int6
   const std::int64_t first = block * kBlockChannels, left = args.weight.out_features - first;
   const std::int64_t panel = first / kPanelOutputs, panels = args.weight.panel_count - panel;
   constexpr std::int64_t kMost = kBlockChannels / kPanelOutputs;
-  const std::int32_t moved = args.number == Number::int8 ? 128 : 0;
-  const WindowDim* dims = args.windows.dims;
-  read_outputs(args.weight, args.result, args.scale, args.zero_point + moved, panel,
+  const std::int32_t moved = args.windows.number == Number::int8 ? 128 : 0;
+  const WindowDim* dims = args.windows.args.dims;
+  read_outputs(args.weight, args.result, args.scale, args.windows.zero_point + moved, panel,
                panels < kMost ? panels : kMost, own.outputs,
                dims[0].kernel * dims[1].kernel * dims[2].kernel);
   convolve_block(own, first, left < kBlockChannels ? left : kBlockChannels, begin, end);
@@ -321,7 +322,7 @@ static void convolve_part(Depthwise& own, std::int64_t part) {
 
 static void byte_depthwise(const ByteDepthwiseArgs& args, std::int64_t begin, std::int64_t end) {
   Depthwise own{.args = args, .finish = finish_of(args.result)};
-  std::memset(own.outside, args.zero_point & 0xff, sizeof own.outside);
+  std::memset(own.outside, args.windows.zero_point & 0xff, sizeof own.outside);
   for (std::int64_t part = begin; part < end; ++part) convolve_part(own, part);
 }
 

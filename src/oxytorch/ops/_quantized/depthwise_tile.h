@@ -15,7 +15,7 @@ struct QuadWeights {
   i32v bytes;
 
   OXY_MEMBER i32v multiply(i32v sum, u32v quads) const {
-    return ByteQuad::multiply(sum, bytes, reinterpret_cast<i32v>(quads));
+    return QuadOf<std::uint8_t>::multiply(sum, bytes, reinterpret_cast<i32v>(quads));
   }
 };
 
@@ -135,9 +135,12 @@ static void sum_and_finish_some(const DepthwiseTile& tile, std::int64_t given,
   }
 }
 
+#endif
+
 // Null where it is not worth the code.
 template <int vectors>
-static FinishTile finish_tile_of(const Finishing& job) {
+static FinishTile finish_tile_of([[maybe_unused]] const Finishing& job) {
+#if OXY_HAS_VECTORS_512
   if constexpr (vectors > 1) {
     const bool fits = job.fit && job.outputs == vectors * kLanes;
     if (fits && job.result->epilogue == PanelEpilogue::none) {
@@ -145,16 +148,8 @@ static FinishTile finish_tile_of(const Finishing& job) {
       if (job.result->number == Number::int8) return &sum_and_finish_some<std::int8_t, vectors>;
     }
   }
-  return nullptr;
-}
-
-#else
-
-template <int vectors>
-OXY_INLINE FinishTile finish_tile_of(const Finishing&) {
-  return nullptr;
-}
-
 #endif
+  return nullptr;
+}
 
 }  // namespace oxytorch::OXY_LEVEL

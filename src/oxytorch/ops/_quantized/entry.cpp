@@ -233,10 +233,8 @@ void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& opera
   const std::int64_t ranges = std::clamp<std::int64_t>(
       divide_up(threads, turns), 1, divide_up(call.weight.panel_count, kItemPanels));
   ByteWindowsArgs args{
-      .windows = call.windows,
-      .number = operand.number,
+      .windows = {call.windows, operand.number, operand.zero_point},
       .bytes = bytes,
-      .zero_point = operand.zero_point,
       .scratch = nullptr,
       .scratch_bytes = round_up(std::max(chunk_rows, kTileHeight) * row_bytes + 64, 64),
       .product = product_of_windows(call, operand, in_tiles, row_bytes,

@@ -75,10 +75,8 @@ void multiply_lines_of_bytes(const ByteWindows& call, const ByteOperand& operand
   Memory memory{};
   if (!lie_well) memory = memory_of(call, size, chunk_lines, divide_up(last.out_size, line_parts));
   ByteLinesArgs args{
-      .windows = call.windows,
-      .number = operand.number,
+      .windows = {call.windows, operand.number, operand.zero_point},
       .bytes = bytes,
-      .zero_point = operand.zero_point,
       .lie_well = lie_well,
       .scratch = nullptr,
       .scratch_bytes = memory.bytes,

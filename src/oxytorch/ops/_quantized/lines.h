@@ -61,7 +61,7 @@ static LinesChunk lines_chunk(const ByteLinesArgs& args, std::int64_t number) {
   const std::int64_t chunks = (args.lines + args.chunk_lines - 1) / args.chunk_lines;
   const std::int64_t part = number % args.line_parts, place = number / args.line_parts;
   LinesChunk chunk{.group = place / chunks, .line = place % chunks * args.chunk_lines};
-  const std::int64_t left = args.lines - chunk.line, width = args.windows.dims[2].out_size;
+  const std::int64_t left = args.lines - chunk.line, width = args.windows.args.dims[2].out_size;
   chunk.lines = left < args.chunk_lines ? left : args.chunk_lines;
   chunk.column = part * width / args.line_parts;
   chunk.columns = (part + 1) * width / args.line_parts - chunk.column;
@@ -81,7 +81,7 @@ OXY_INLINE LineSteps line_steps(const WindowDim& inner) {
 // The first line in memory of line `i` of a chunk: planes of the result have lines of their own.
 OXY_INLINE std::int64_t place_of_line(const ByteLinesArgs& args, const LinesChunk& chunk,
                                       std::int64_t i) {
-  const WindowDim& inner = args.windows.dims[1];
+  const WindowDim& inner = args.windows.args.dims[1];
   const auto [step, reach] = line_steps(inner);
   const std::int64_t before = chunk.line % inner.out_size, down = before + i;
   if (down < inner.out_size) return i * step;
@@ -93,10 +93,10 @@ OXY_INLINE std::int64_t place_of_line(const ByteLinesArgs& args, const LinesChun
 // The lines that a chunk reads.
 template <class T, bool in_pairs>
 static void write_lines(const ByteLinesArgs& args, const LinesChunk& chunk, std::uint8_t* memory) {
-  const WindowArgs& windows = args.windows;
+  const WindowArgs& windows = args.windows.args;
   const WindowDim &outer = windows.dims[0], &inner = windows.dims[1], &last = windows.dims[2];
   const bool moves = args.bytes == Bytes::unsigned_bytes && __is_same(T, std::int8_t);
-  const std::int32_t added = in_pairs ? -args.zero_point : moves ? 128 : 0;
+  const std::int32_t added = in_pairs ? -args.windows.zero_point : moves ? 128 : 0;
   const auto [step, reach] = line_steps(inner);
   const std::int64_t first = chunk.column * last.stride - last.padding;
   const std::int64_t columns = (chunk.columns - 1) * last.stride + last.kernel;
@@ -116,7 +116,7 @@ static void write_lines(const ByteLinesArgs& args, const LinesChunk& chunk, std:
         const bool is_there = z >= 0 && z < outer.size && y >= 0 && y < inner.size;
         const T* line = is_there ? image + z * outer.x_stride + y * inner.x_stride : nullptr;
         std::uint8_t* to = memory + p * args.plane_bytes + (place + j) * args.line_bytes;
-        write_line(windows, line, first, columns, args.zero_point + added,
+        write_line(windows, line, first, columns, args.windows.zero_point + added,
                    WindowWriter<T, in_pairs>{added, to});
       }
     }
@@ -125,7 +125,7 @@ static void write_lines(const ByteLinesArgs& args, const LinesChunk& chunk, std:
 
 static void write_lines(const ByteLinesArgs& args, const LinesChunk& chunk, std::uint8_t* memory) {
   const bool in_pairs = args.bytes == Bytes::pairs;
-  if (args.number == Number::int8) {
+  if (args.windows.number == Number::int8) {
     in_pairs ? write_lines<std::int8_t, true>(args, chunk, memory)
              : write_lines<std::int8_t, false>(args, chunk, memory);
   } else {
@@ -138,7 +138,7 @@ static void write_lines(const ByteLinesArgs& args, const LinesChunk& chunk, std:
 static void find_rows(const ByteLinesArgs& args, const LinesChunk& chunk,
                       const std::uint8_t* memory, std::int64_t row, std::int64_t rows,
                       const std::uint8_t** starts) {
-  const WindowArgs& windows = args.windows;
+  const WindowArgs& windows = args.windows.args;
   const WindowDim &outer = windows.dims[0], &inner = windows.dims[1], &last = windows.dims[2];
   std::int64_t column = row % chunk.columns;
   for (std::int64_t i = row / chunk.columns; rows > 0; ++i, column = 0) {
@@ -179,7 +179,7 @@ static void multiply_lines_part(const ByteLinesArgs& args, std::int64_t part, st
       if (!args.lie_well) write_lines(args, chunk, memory);
     }
     const std::int64_t range = i % args.ranges, count = chunk.lines * chunk.columns;
-    const std::int64_t first = chunk.line * args.windows.dims[2].out_size + chunk.column;
+    const std::int64_t first = chunk.line * args.windows.args.dims[2].out_size + chunk.column;
     const std::int64_t end = (range + 1) * panel_groups / args.ranges;
     for (std::int64_t row = 0; row < count; row += kItemRows) {
       const std::int64_t rows = count - row < kItemRows ? count - row : kItemRows;

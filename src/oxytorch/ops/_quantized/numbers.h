@@ -64,7 +64,7 @@ OXY_INLINE i32v widened(u8v v, std::int8_t) {
 #endif
 }
 
-// Bytes as whole numbers.
+// Bytes as integers.
 template <class T, class Count>
 OXY_INLINE i32v load_whole(const T* p, Count count) {
   return widened(load_byte_lanes(p, count), T{});
@@ -79,7 +79,7 @@ OXY_INLINE u8v lowest_bytes(i32v v) {
 #endif
 }
 
-// The nearest whole numbers, ties to even, for magnitudes below 2^22.
+// The nearest integers, ties to even, for magnitudes below 2^22.
 OXY_INLINE i32v nearest_whole(f32v v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<i32v>(_mm512_cvtps_epi32(reinterpret_cast<__m512>(v)));

@@ -143,7 +143,7 @@ template <class T, bool in_pairs>
 OXY_INLINE void write_window(const ByteWindowsArgs& args, const T* image,
                              const std::int64_t (&first)[kWindowDims], const LineCopy& copy,
                              WindowWriter<T, in_pairs>& writer) {
-  const WindowArgs& windows = args.windows;
+  const WindowArgs& windows = args.windows.args;
   const WindowDim *dims = windows.dims, &last = dims[2];
   // Lines are padded to a multiple of 4; what lies there is multiplied with zeros.
   const std::int64_t line_bytes = (last.kernel * windows.channels + 3) / 4 * (in_pairs ? 8 : 4);
@@ -162,7 +162,8 @@ OXY_INLINE void write_window(const ByteWindowsArgs& args, const T* image,
       if (is_copied && is_there) {
         copy(writer.to, from + first[2] * last.x_stride);
       } else {
-        write_window_line(windows, from, first[2], columns, args.zero_point + writer.added, writer);
+        write_window_line(windows, from, first[2], columns, args.windows.zero_point + writer.added,
+                          writer);
       }
       writer.to = next;
     }
@@ -173,10 +174,10 @@ OXY_INLINE void write_window(const ByteWindowsArgs& args, const T* image,
 template <class T, bool in_pairs>
 static void write_windows(const ByteWindowsArgs& args, std::int64_t group, std::int64_t row,
                           std::int64_t rows, std::uint8_t* to) {
-  const WindowArgs& windows = args.windows;
+  const WindowArgs& windows = args.windows.args;
   const WindowDim* dims = windows.dims;
   const bool moves = args.bytes == Bytes::unsigned_bytes && __is_same(T, std::int8_t);
-  const std::int32_t added = in_pairs ? -args.zero_point : moves ? 128 : 0;
+  const std::int32_t added = in_pairs ? -args.windows.zero_point : moves ? 128 : 0;
   const std::int64_t row_bytes = args.product.x.row_bytes;
   const LineCopy copy(dims[2].kernel * windows.channels);
   WindowPlace place = place_of(row, dims);
@@ -194,7 +195,7 @@ static void write_windows(const ByteWindowsArgs& args, std::int64_t group, std::
 static void write_windows(const ByteWindowsArgs& args, std::int64_t group, std::int64_t row,
                           std::int64_t rows, std::uint8_t* to) {
   const bool in_pairs = args.bytes == Bytes::pairs;
-  if (args.number == Number::int8) {
+  if (args.windows.number == Number::int8) {
     in_pairs ? write_windows<std::int8_t, true>(args, group, row, rows, to)
              : write_windows<std::int8_t, false>(args, group, row, rows, to);
   } else {

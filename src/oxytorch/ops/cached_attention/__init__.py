@@ -10,7 +10,7 @@ from torch import Tensor
 from .._binding import with_writing_kernel
 from .._op import Cost, Sample, register
 from .._samples import MEBI, values
-from .reference import attended, check_room, prepared, read, write
+from .reference import attended, check_room, of_one, prepared, read, sequences, write
 
 MOST_DIM = 256
 """Largest head_dim."""
@@ -40,6 +40,7 @@ def cached_attention(
     scale: float | None = None,
     causal: bool = True,
     start_tensor: Tensor | None = None,
+    cache_rows: Tensor | None = None,
 ) -> Tensor:
     """Writes key and value into the cache and attends over all that the cache then holds.
 
@@ -58,7 +59,7 @@ def cached_attention(
             read; what lies behind is neither.
         start: number of positions that the cache already holds.
         key_scales, value_scales: float32 [batch, kv_heads, capacity], with an int8 cache only: a
-            row is codes times its scale, the largest magnitude of the row over 127.
+            row is quantized values times its scale, the largest magnitude of the row over 127.
         cos, sin: [length, rotary_dim] or [batch, length, rotary_dim] of query's dtype or float32:
             rows of query and key are rotated as `rotary_embedding` does.
         interleaved: which elements are rotated together, as in `rotary_embedding`.
@@ -70,22 +71,60 @@ def cached_attention(
             (True takes part), or added, of query's dtype or float32.
         beams: int32 or int64 [batch, at least start], dense in positions: position t of sequence b
             is read from row beams[b, t] of the cache, so that beam search copies indexes only.
-            Positions from start on are the sequence's own.
+            Positions from start on are the sequence's own. Not with several start_tensors or
+            cache_rows.
         window: row i sees no position up to start + i - window.
         softcap: scores become softcap * tanh(scores / softcap) before masks.
         sinks: [heads] of query's dtype or float32: scores of a key without value that every row
             sees (after masks and softcap).
         scale: of scores; None means 1 / sqrt(head_dim).
         causal: row i sees up to position start + i.
-        start_tensor: int64 of one element, added to start when the call runs, so that a recorded
-            call can be repeated.
+        start_tensor: int64 of one element, or [batch] of one for each sequence: added to start when
+            the call runs, so that a recorded call can be repeated, and sequences of their own
+            lengths take one call.
+        cache_rows: int64 [batch], the row of the cache that each sequence has, all different; then
+            the cache may have more rows than the call has sequences.
 
     Returns a new dense [batch, length, heads * head_dim] of query's dtype. A row that sees no key
-    is zero. Raises RuntimeError if a shape, dtype, stride or device does not fit, if an index of
-    beams is not a row of the cache, or if the cache has no room.
+    is zero. With cache_rows, or with starts of their own, sequences have the very results that
+    each has in a call of its own. Raises RuntimeError if a shape, dtype, stride or device does not
+    fit, if an index of beams or cache_rows is not a row of the cache, or if the cache has no room.
     Source: Dao et al., FlashAttention, 2022, algorithm 1; softcap: Gemma 2, 2024, section 2; sinks:
     Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023, section 3.2.
     """
+    if cache_rows is not None or (start_tensor is not None and start_tensor.numel() > 1):
+        if beams is not None:
+            raise RuntimeError(
+                "cached_attention: expected beams without starts or rows of their own"
+            )
+        found = []
+        for b, (own, row) in enumerate(sequences(len(query), start, start_tensor, cache_rows)):
+            one, place = slice(b, b + 1), slice(row, row + 1)
+            found.append(
+                cached_attention(
+                    query[one],
+                    key[one],
+                    value[one],
+                    key_cache[place],
+                    value_cache[place],
+                    own,
+                    of_one(key_scales, row, 3),
+                    of_one(value_scales, row, 3),
+                    of_one(cos, b, 3),
+                    of_one(sin, b, 3),
+                    interleaved,
+                    query_norm,
+                    key_norm,
+                    eps,
+                    of_one(mask, b, 4),
+                    window=window,
+                    softcap=softcap,
+                    sinks=sinks,
+                    scale=scale,
+                    causal=causal,
+                )
+            )
+        return torch.cat(found) if found else query.transpose(1, 2).flatten(2).clone()
     if start_tensor is not None:
         start += int(start_tensor)
     check_room(start, query.shape[2], key_cache.shape[2])
@@ -142,6 +181,10 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     yield Sample(shape + "-softcap", args, {"softcap": 2.0, "scale": 0.3})
     yield Sample(shape + "-sinks", args, {"sinks": values(4, dtype=dtype), "mask": kept})
     yield Sample(shape + "-start_tensor", (*args[:5], 30), {"start_tensor": torch.tensor([20])})
+    starts = {"start_tensor": torch.tensor([20, 3])}
+    yield Sample(shape + "-start_tensors", (*args[:5], 30), {**starts, **turned, "window": 9})
+    rows: dict[str, object] = {**starts, "cache_rows": torch.tensor([1, 0]), "mask": kept}
+    yield Sample(shape + "-cache_rows", (*args[:5], 30), rows)
     yield Sample("2x4x0x50x32", _inputs(dtype, narrow, 2, 4, 2, 0, 50, 32))
 
 

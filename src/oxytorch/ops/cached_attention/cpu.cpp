@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "core/parallel.h"
 #include "ops/_attention/entry.h"
@@ -12,14 +13,64 @@ static constexpr const char* kCached = "cached_attention";
 // Splits of few query rows: enough for all threads, few enough that joining them stays cheap.
 static constexpr std::int64_t kMostItems = 128;
 
-static std::int64_t scalar_start(std::int64_t start, const std::optional<Tensor>& tensor) {
-  if (!tensor) return start;
-  check_cpu(kCached, "start", *tensor);
-  if (tensor->dtype_code() != aoti_torch_dtype_int64() || tensor->numel() != 1) {
-    fail(kCached, "start", "as a number or an int64 tensor of one element",
-         dtype_name(tensor->dtype_code()) + " of shape " + describe(tensor->sizes()));
+// Numbers of all sequences: of one element, or [batch].
+static const std::int64_t* check_numbers(const char* argument, const Tensor& tensor,
+                                         std::int64_t batch, bool may_be_one, Tensor& copy) {
+  check_cpu(kCached, argument, tensor);
+  const bool fits =
+      (may_be_one && tensor.numel() == 1) || (tensor.dim() == 1 && tensor.size(0) == batch);
+  if (tensor.dtype_code() != aoti_torch_dtype_int64() || !fits) {
+    fail(kCached, argument,
+         std::string(may_be_one ? "of one int64, or" : "of int64 and") + " of shape [" +
+             std::to_string(batch) + "]",
+         dtype_name(tensor.dtype_code()) + " of shape " + describe(tensor.sizes()));
   }
-  return start + *static_cast<const std::int64_t*>(tensor->data());
+  return static_cast<const std::int64_t*>(contiguous_data(tensor, copy));
+}
+
+// Where the sequences of a call stand, and in which rows of the cache.
+struct Sequences {
+  std::vector<CachedSequence> each;
+  std::int64_t longest = 0;  // start of the longest
+  bool have_own_starts = false;
+};
+
+static Sequences describe_sequences(std::int64_t batch, std::int64_t start,
+                                    const std::optional<Tensor>& starts,
+                                    const std::optional<Tensor>& cache_rows, std::int64_t length,
+                                    const Tensor& cache) {
+  Sequences found;
+  Tensor copies[2];
+  const std::int64_t *added = nullptr, *rows = nullptr;
+  if (starts) {
+    added = check_numbers("start_tensor", *starts, batch, true, copies[0]);
+    found.have_own_starts = starts->numel() > 1 || cache_rows;
+  }
+  if (cache_rows) rows = check_numbers("cache_rows", *cache_rows, batch, false, copies[1]);
+  const bool have_own = starts && starts->numel() > 1;
+  const std::int64_t capacity = cache.size(2), all = cache.size(0);
+  std::vector<bool> taken(rows ? all : 0);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t own = start + (added ? added[have_own ? b : 0] : 0);
+    if (own < 0 || own + length > capacity) {
+      fail(kCached, "start",
+           "and length that fit the cache of " + std::to_string(capacity) + " positions",
+           "start " + std::to_string(own) + " and length " + std::to_string(length) +
+               "; make a larger cache");
+    }
+    const std::int64_t row = rows ? rows[b] : b;
+    if (rows) {
+      if (row < 0 || row >= all || taken[row]) {
+        fail(kCached, "cache_rows",
+             "with different rows of the cache, 0 to " + std::to_string(all - 1),
+             std::to_string(row) + (row < 0 || row >= all ? "" : " twice"));
+      }
+      taken[row] = true;
+    }
+    found.longest = std::max(found.longest, own);
+    found.each.push_back({.row = row, .start = own, .first_key = 0, .split_keys = 0, .splits = 1});
+  }
+  return found;
 }
 
 static void check_queries(const Tensor& query, const Tensor& key) {
@@ -53,14 +104,14 @@ static CacheType cache_type(const Tensor& cache) {
 }
 
 static void describe_cache(const char* argument, const Tensor& cache, const Tensor& rows,
-                           CachedTensor& to) {
+                           bool has_rows, CachedTensor& to) {
   check_cpu(kCached, argument, cache);
-  const bool fits = cache.dim() == 4 && cache.size(0) == rows.size(0) &&
+  const bool fits = cache.dim() == 4 && (has_rows || cache.size(0) == rows.size(0)) &&
                     cache.size(1) == rows.size(1) && cache.size(3) == rows.size(3);
   if (!fits) {
     fail(kCached, argument,
-         "of shape [" + std::to_string(rows.size(0)) + ", " + std::to_string(rows.size(1)) +
-             ", capacity, " + std::to_string(rows.size(3)) + "]",
+         "of shape [" + (has_rows ? "rows" : std::to_string(rows.size(0))) + ", " +
+             std::to_string(rows.size(1)) + ", capacity, " + std::to_string(rows.size(3)) + "]",
          describe(cache.sizes()));
   }
   if (cache.size(3) > 1 && cache.stride(3) != 1) {
@@ -131,24 +182,25 @@ static void check_rows(const Tensor& beams, std::int64_t sequences, std::int64_t
   }
 }
 
-static void describe_beams(const Tensor& beams, std::int64_t batch, CachedAttentionArgs& args) {
+static void describe_beams(const Tensor& beams, std::int64_t batch, std::int64_t start,
+                           CachedAttentionArgs& args) {
   check_cpu(kCached, "beams", beams);
   args.beams_are_wide = beams.dtype_code() == aoti_torch_dtype_int64();
   if (!args.beams_are_wide && beams.dtype_code() != aoti_torch_dtype_int32()) {
     fail(kCached, "beams", "of dtype int32 or int64", dtype_name(beams.dtype_code()));
   }
-  if (beams.dim() != 2 || beams.size(0) != batch || beams.size(1) < args.start) {
+  if (beams.dim() != 2 || beams.size(0) != batch || beams.size(1) < start) {
     fail(kCached, "beams",
-         "of shape [" + std::to_string(batch) + ", at least " + std::to_string(args.start) + "]",
+         "of shape [" + std::to_string(batch) + ", at least " + std::to_string(start) + "]",
          describe(beams.sizes()));
   }
   if (beams.size(1) > 1 && beams.stride(1) != 1) {
     fail(kCached, "beams", "with dense positions", "strides " + describe(beams.strides()));
   }
   if (args.beams_are_wide) {
-    check_rows<std::int64_t>(beams, batch, args.start);
+    check_rows<std::int64_t>(beams, batch, start);
   } else {
-    check_rows<std::int32_t>(beams, batch, args.start);
+    check_rows<std::int32_t>(beams, batch, start);
   }
   args.beams = beams.data();
   args.beams_stride = beams.stride(0);
@@ -156,12 +208,12 @@ static void describe_beams(const Tensor& beams, std::int64_t batch, CachedAttent
 
 // Few query rows share one item per split of the keys, which then also writes what lies in it; many
 // are cut into items of their own, large ones while there are enough for all threads.
-static void split_work(CachedAttentionArgs& args, std::int64_t batch) {
+static void split_work(CachedAttentionArgs& args, Sequences& sequences) {
+  const std::int64_t batch = static_cast<std::int64_t>(sequences.each.size());
   const std::int64_t pairs = std::max<std::int64_t>(batch * args.kv_heads, 1);
   const std::int64_t all = args.length * args.group;
-  const std::int64_t end = args.start + args.length;
   args.splits = args.row_blocks = 1;
-  args.split_keys = end;
+  for (CachedSequence& each : sequences.each) each.split_keys = each.start + args.length;
   if (all > kCachedRows) {
     std::uint32_t threads = 1;
     check_call(torch_get_num_threads(&threads), "get_num_threads");
@@ -173,16 +225,22 @@ static void split_work(CachedAttentionArgs& args, std::int64_t batch) {
   }
   args.rows = all;
   args.write_in_attend = true;
-  if (args.window > 0 && args.start >= args.window) {
-    args.first_key = (args.start - args.window + 1) / kCachedSplit * kCachedSplit;
+  // Sequences of their own lengths are split as each is alone.
+  const std::int64_t together = sequences.have_own_starts ? args.kv_heads : pairs;
+  for (CachedSequence& each : sequences.each) {
+    if (args.window > 0 && each.start >= args.window) {
+      each.first_key = (each.start - args.window + 1) / kCachedSplit * kCachedSplit;
+    }
+    const std::int64_t keys = each.start + args.length - each.first_key;
+    each.split_keys = kCachedSplit;
+    const auto splits = [&] { return (keys + each.split_keys - 1) / each.split_keys; };
+    while (together * splits() > std::max(kMostItems, together)) each.split_keys *= 2;
+    each.splits = splits();
+    args.splits = std::max(args.splits, each.splits);
   }
-  const auto splits = [&](std::int64_t keys) { return (end - args.first_key + keys - 1) / keys; };
-  args.split_keys = kCachedSplit;
-  while (pairs * splits(args.split_keys) > std::max(kMostItems, pairs)) args.split_keys *= 2;
-  args.splits = splits(args.split_keys);
 }
 
-static void run_phases(CachedAttentionArgs& args, std::int64_t batch) {
+static void run_phases(CachedAttentionArgs& args, std::int64_t batch, std::int64_t end) {
   const std::int64_t pairs = batch * args.kv_heads;
   const std::int64_t bytes = 2 * args.dim * (args.cache_type == CacheType::int8 ? 1 : 2);
   if (!args.write_in_attend) {
@@ -190,7 +248,7 @@ static void run_phases(CachedAttentionArgs& args, std::int64_t batch) {
     run(cached_attention_copies, args, pairs * args.length, 4 * bytes);
   }
   args.phase = CachedPhase::attend;
-  const std::int64_t keys = std::min(args.split_keys, args.start + args.length);
+  const std::int64_t keys = (end + args.splits - 1) / args.splits;
   run(cached_attention_copies, args, pairs * args.row_blocks * args.splits,
       keys * bytes * (8 + args.rows) / 8);
   if (args.splits == 1) return;
@@ -206,7 +264,8 @@ static Tensor cached_attention(
     const std::optional<Tensor>& key_norm, double eps, const std::optional<Tensor>& mask,
     const std::optional<Tensor>& beams, const std::optional<std::int64_t>& window,
     const std::optional<double>& softcap, const std::optional<Tensor>& sinks,
-    const std::optional<double>& scale, bool causal, const std::optional<Tensor>& start_tensor) {
+    const std::optional<double>& scale, bool causal, const std::optional<Tensor>& start_tensor,
+    const std::optional<Tensor>& cache_rows) {
   CachedAttentionArgs args{};
   args.dtype = check_dtype(kCached, "query", query);
   check_queries(query, key);
@@ -218,19 +277,16 @@ static Tensor cached_attention(
   const std::int64_t batch = query.size(0), heads = query.size(1), length = query.size(2);
   args.cache_type = cache_type(key_cache);
   check_same_dtype(kCached, "value_cache", value_cache, key_cache);
-  describe_cache("key_cache", key_cache, key, args.key);
+  describe_cache("key_cache", key_cache, key, cache_rows.has_value(), args.key);
   check_shape(kCached, "value_cache", value_cache, key_cache.sizes());
-  describe_cache("value_cache", value_cache, key, args.value);
+  describe_cache("value_cache", value_cache, key, cache_rows.has_value(), args.value);
   describe_scales("key_scales", key_scales, key_cache, args.key);
   describe_scales("value_scales", value_scales, value_cache, args.value);
-  args.start = scalar_start(start, start_tensor);
   args.length = length;
-  if (args.start < 0 || args.start + length > key_cache.size(2)) {
-    fail(kCached, "start",
-         "and length that fit the cache of " + std::to_string(key_cache.size(2)) + " positions",
-         "start " + std::to_string(args.start) + " and length " + std::to_string(length) +
-             "; make a larger cache");
-  }
+  Sequences sequences =
+      describe_sequences(batch, start, start_tensor, cache_rows, length, key_cache);
+  args.sequences = sequences.each.data();
+  const std::int64_t end = sequences.longest + length;
   args.kv_heads = key.size(1);
   args.group = args.kv_heads > 0 ? heads / args.kv_heads : 1;
   args.dim = query.size(3);
@@ -265,10 +321,10 @@ static Tensor cached_attention(
   args.sinks = sink.data;
   args.sinks_dtype = sink.dtype;
   if (mask) {
-    args.mask = describe_mask(kCached, *mask, args.dtype,
-                              {batch, heads, length, args.start + length}, true);
+    args.mask = describe_mask(kCached, *mask, args.dtype, {batch, heads, length, end}, true);
   }
-  if (beams) describe_beams(*beams, batch, args);
+  if (beams && cache_rows) fail(kCached, "beams", "without cache_rows", "both");
+  if (beams) describe_beams(*beams, batch, sequences.longest, args);
   if (window && *window < 1) fail(kCached, "window", "of at least 1", std::to_string(*window));
   if (softcap && !(*softcap > 0)) {
     fail(kCached, "softcap", "above 0", std::to_string(*softcap));
@@ -284,14 +340,14 @@ static Tensor cached_attention(
   Tensor out = empty(sizes, 3, query.dtype_code());
   args.out = out.mutable_data();
   if (batch * heads * length == 0) return out;
-  split_work(args, batch);
+  split_work(args, sequences);
   Tensor partials;
   if (args.splits > 1) {
     const std::int64_t count = batch * args.kv_heads * args.splits * args.rows * (args.dim + 2);
     partials = empty(&count, 1, aoti_torch_dtype_float32());
     args.partials = static_cast<float*>(partials.mutable_data());
   }
-  run_phases(args, batch);
+  run_phases(args, batch, end);
   return out;
 }
 
@@ -301,7 +357,7 @@ OXY_OP(cached_attention,
        "Tensor? sin=None, bool interleaved=False, Tensor? query_norm=None, "
        "Tensor? key_norm=None, float eps=1e-06, Tensor? mask=None, Tensor? beams=None, "
        "int? window=None, float? softcap=None, Tensor? sinks=None, float? scale=None, "
-       "bool causal=True, Tensor? start_tensor=None) -> Tensor",
+       "bool causal=True, Tensor? start_tensor=None, Tensor? cache_rows=None) -> Tensor",
        cached_attention)
 
 }  // namespace oxytorch

@@ -8,9 +8,11 @@ namespace oxytorch::OXY_LEVEL {
 // Blockwise attention with a running softmax. All query rows that share a key are taken together,
 // side by side in the lanes of vectors.
 
-// What an item is: query rows [first, first + rows) of a kv head, keys [begin, end).
+// What an item is: query rows [first, first + rows) of a kv head, keys [begin, end), none where its
+// sequence has fewer splits.
 struct Item {
-  std::int64_t batch, head, first, rows, begin, end;
+  std::int64_t batch, head, first, rows, begin, end, split;
+  const CachedSequence* sequence;
 };
 
 // The blocks in an order in which neighbours together are as long as any other two: late rows of
@@ -21,7 +23,7 @@ OXY_INLINE std::int64_t balanced(std::int64_t block, std::int64_t blocks) {
 
 static Item item_of(const CachedAttentionArgs& args, std::int64_t index) {
   Item item{};
-  const std::int64_t split = index % args.splits;
+  item.split = index % args.splits;
   index /= args.splits;
   // Blocks of a head follow each other: its keys and values stay in the cache.
   const std::int64_t block = balanced(index % args.row_blocks, args.row_blocks);
@@ -31,11 +33,15 @@ static Item item_of(const CachedAttentionArgs& args, std::int64_t index) {
   const std::int64_t all = args.length * args.group;
   item.first = block * args.rows;
   item.rows = all - item.first < args.rows ? all - item.first : args.rows;
-  const std::int64_t early = args.start + item.first / args.group;
-  const std::int64_t late = args.start + (item.first + item.rows - 1) / args.group;
-  item.begin = args.first_key + split * args.split_keys;
-  item.end = args.causal ? late + 1 : args.start + args.length;
-  if (item.begin + args.split_keys < item.end) item.end = item.begin + args.split_keys;
+  item.sequence = args.sequences + item.batch;
+  const std::int64_t start = item.sequence->start;
+  const std::int64_t early = start + item.first / args.group;
+  const std::int64_t late = start + (item.first + item.rows - 1) / args.group;
+  item.begin = item.sequence->first_key + item.split * item.sequence->split_keys;
+  item.end = args.causal ? late + 1 : start + args.length;
+  if (item.begin + item.sequence->split_keys < item.end) {
+    item.end = item.begin + item.sequence->split_keys;
+  }
   if (args.window > 0 && early - args.window >= item.begin) {
     item.begin = (early - args.window + 1) / kKeys * kKeys;
   }
@@ -43,10 +49,9 @@ static Item item_of(const CachedAttentionArgs& args, std::int64_t index) {
 }
 
 // The row of the cache that position `at` of a sequence is read from.
-OXY_INLINE std::int64_t row_of(const CachedAttentionArgs& args, std::int64_t batch,
-                               std::int64_t at) {
-  if (!args.beams || at >= args.start) return batch;
-  const std::int64_t index = batch * args.beams_stride + at;
+OXY_INLINE std::int64_t row_of(const CachedAttentionArgs& args, const Item& item, std::int64_t at) {
+  if (!args.beams || at >= item.sequence->start) return item.sequence->row;
+  const std::int64_t index = item.batch * args.beams_stride + at;
   return args.beams_are_wide ? static_cast<const std::int64_t*>(args.beams)[index]
                              : static_cast<const std::int32_t*>(args.beams)[index];
 }
@@ -96,13 +101,13 @@ static Block<Element> rows_of(const CachedAttentionArgs& args, const CachedTenso
   const auto* cache = static_cast<const Stored*>(tensor.cache) + item.head * strides.head;
   if constexpr (__is_same(Stored, Element)) {
     if (!args.beams && width == args.dim && count % step == 0) {
-      return {cache + item.batch * strides.batch + at * strides.row, strides.row};
+      return {cache + item.sequence->row * strides.batch + at * strides.row, strides.row};
     }
   }
   for (std::int64_t k = 0; k < count; ++k) {
-    const std::int64_t batch = row_of(args, item.batch, at + k);
+    const std::int64_t row = row_of(args, item, at + k);
     Element* to = copy + k * width;
-    convert(cache + batch * strides.batch + (at + k) * strides.row, args.dim, to);
+    convert(cache + row * strides.batch + (at + k) * strides.row, args.dim, to);
     if (width > args.dim) std::memset(to + args.dim, 0, sizeof(Element) * (width - args.dim));
   }
   std::memset(copy + count * width, 0, sizeof(Element) * width * (round_up(count, step) - count));
@@ -115,7 +120,7 @@ static Ahead ahead_of(const CachedAttentionArgs& args, const CachedTensor& tenso
                       std::int64_t at) {
   if (args.beams) return {};
   const AttentionStrides& strides = tensor.cache_strides;
-  const auto* rows = static_cast<const Stored*>(tensor.cache) + item.batch * strides.batch +
+  const auto* rows = static_cast<const Stored*>(tensor.cache) + item.sequence->row * strides.batch +
                      item.head * strides.head + at * strides.row;
   return {reinterpret_cast<const char*>(rows),
           strides.row * static_cast<std::int64_t>(sizeof(Stored)), sizeof(Stored)};
@@ -125,11 +130,12 @@ static void take_scales(const CachedAttentionArgs& args, const CachedTensor& ten
                         const Item& item, std::int64_t at, std::int64_t count, float* to) {
   const float* scales = tensor.scales + item.head * tensor.scale_strides[1];
   if (!args.beams) {
-    std::memcpy(to, scales + item.batch * tensor.scale_strides[0] + at, sizeof(float) * count);
+    std::memcpy(to, scales + item.sequence->row * tensor.scale_strides[0] + at,
+                sizeof(float) * count);
     return;
   }
   for (std::int64_t k = 0; k < count; ++k) {
-    to[k] = scales[row_of(args, item.batch, at + k) * tensor.scale_strides[0] + at + k];
+    to[k] = scales[row_of(args, item, at + k) * tensor.scale_strides[0] + at + k];
   }
 }
 
@@ -163,8 +169,8 @@ static void describe_row(const CachedAttentionArgs& args, const Item& item, std:
                          Rows<Operands, lanes>& rows) {
   const std::int64_t index = item.first + (row < item.rows ? row : item.rows - 1);
   const std::int64_t position = index / args.group;
-  const std::int64_t at = args.start + position;
-  const std::int64_t last = args.causal ? at : args.start + args.length - 1;
+  const std::int64_t at = item.sequence->start + position;
+  const std::int64_t last = args.causal ? at : item.sequence->start + args.length - 1;
   const std::int64_t first = args.window > 0 ? at - args.window + 1 : 0;
   const std::int64_t group = row / lanes;
   for (int lane = static_cast<int>(row % lanes); lane < kLanes; lane += lanes) {
@@ -262,14 +268,14 @@ OXY_INLINE float* partial_of(const CachedAttentionArgs& args, std::int64_t batch
 }
 
 template <class Operands, int lanes>
-static void leave(const CachedAttentionArgs& args, const Item& item, std::int64_t split,
-                  std::int64_t width, const Rows<Operands, lanes>& rows) {
+static void leave(const CachedAttentionArgs& args, const Item& item, std::int64_t width,
+                  const Rows<Operands, lanes>& rows) {
   for (std::int64_t r = 0; r < item.rows; ++r) {
     const Running<f32v>& running = rows.running[r / lanes];
     const float top = running.top[r % lanes], total = running.total[r % lanes];
     const float* sums = rows.sums + r * width;
     if (args.partials) {
-      float* to = partial_of(args, item.batch, item.head, split, r);
+      float* to = partial_of(args, item.batch, item.head, item.split, r);
       std::memcpy(to, sums, sizeof(float) * args.dim);
       to[args.dim] = top;
       to[args.dim + 1] = total;
@@ -293,7 +299,7 @@ template <class Operands>
 static void take_scales_of_block(const CachedAttentionArgs& args, const Item& item, std::int64_t at,
                                  std::int64_t keys, Scales& scales) {
   // All of the block, also what this item does not see: rounding must not depend on items.
-  const std::int64_t left = args.start + args.length - at;
+  const std::int64_t left = item.sequence->start + args.length - at;
   const std::int64_t block = left < kKeys ? left : kKeys;
   take_scales(args, args.key, item, at, keys, scales.keys);
   take_scales(args, args.value, item, at, block, scales.values);
@@ -364,10 +370,12 @@ static void attend(const CachedAttentionArgs& args, std::int64_t index) {
   Rows<Operands, lanes> rows;
   Scratch<Operands, lanes> scratch;
   const Item item = item_of(args, index);
+  if (item.split >= item.sequence->splits) return;
   if (args.write_in_attend) {
-    const std::int64_t from = item.begin > args.start ? item.begin : args.start;
+    const std::int64_t start = item.sequence->start;
+    const std::int64_t from = item.begin > start ? item.begin : start;
     for (std::int64_t at = from; at < item.end; ++at) {
-      write_position(args, item.batch, item.head, at - args.start);
+      write_position(args, item.batch, item.head, at - start);
     }
   }
   const std::int64_t width = round_up(args.dim, kDimStep);
@@ -375,7 +383,7 @@ static void attend(const CachedAttentionArgs& args, std::int64_t index) {
   for (std::int64_t at = item.begin; at < item.end; at += kKeys) {
     attend_block<Operands, Stored>(args, item, at, width, rows, scratch);
   }
-  leave(args, item, index % args.splits, width, rows);
+  leave(args, item, width, rows);
 }
 
 template <class Operands, class Stored>
@@ -426,14 +434,15 @@ static void combine(const CachedAttentionArgs& args, std::int64_t begin, std::in
     const auto partial = [&](std::int64_t split) {
       return partial_of(args, batch, head, split, row);
     };
+    const std::int64_t splits = args.sequences[batch].splits;
     float top = kMinusInfinity, total = 0.0f;
-    for (std::int64_t split = 0; split < args.splits; ++split) {
+    for (std::int64_t split = 0; split < splits; ++split) {
       const float own = partial(split)[args.dim];
       top = own > top ? own : top;
     }
     const float shift = shift_of(top);
     std::memset(sums, 0, sizeof(float) * args.dim);
-    for (std::int64_t split = 0; split < args.splits; ++split) {
+    for (std::int64_t split = 0; split < splits; ++split) {
       const float* from = partial(split);
       const f32v factor = decay(splat(shift - from[args.dim]), 0.0f);
       total += factor[0] * from[args.dim + 1];

@@ -29,6 +29,13 @@ struct CachedTensor {
   std::int64_t scale_strides[2];
 };
 
+// A sequence of the call. row: of the cache. start: positions that are there already. Its keys from
+// first_key on are cut into splits of split_keys, by its own length alone: which keys are summed
+// together does not depend on the call's other sequences.
+struct CachedSequence {
+  std::int64_t row, start, first_key, split_keys, splits;
+};
+
 // cos or sin, or the weight of a norm.
 struct CachedFactor {
   const void* data;  // may be null
@@ -53,10 +60,11 @@ struct CachedAttentionArgs {
   DType sinks_dtype;
   void* out;        // [batch, length, heads, dim]
   float* partials;  // of each item and row: sums [dim], top, total; null with one split
-  std::int64_t kv_heads, group, length, start, dim, rotary_dim;
+  const CachedSequence* sequences;  // [batch]
+  std::int64_t kv_heads, group, length, dim, rotary_dim;
   std::int64_t rows, row_blocks;  // rows of an item, and items that share keys
-  std::int64_t splits, split_keys, first_key;
-  std::int64_t window;  // 0: none
+  std::int64_t splits;            // at most of a sequence
+  std::int64_t window;            // 0: none
   float scale, softcap, eps;
   bool interleaved, causal, write_in_attend;
 };

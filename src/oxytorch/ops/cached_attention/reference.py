@@ -43,6 +43,29 @@ def check_room(start: int, length: int, capacity: int) -> None:
         )
 
 
+def sequences(
+    batch: int, start: int, starts: Tensor | None, rows: Tensor | None
+) -> list[tuple[int, int]]:
+    """Of each sequence of a call the positions that the cache holds, and the row of the cache."""
+    added = [0] if starts is None else starts.flatten().tolist()
+    if len(added) == 1:
+        added *= batch
+    places = [*range(batch)] if rows is None else rows.tolist()
+    if len(added) != batch or len(places) != batch or len({*places}) != batch:
+        raise RuntimeError(
+            f"cached_attention: expected start_tensor and cache_rows of {batch} numbers, rows all "
+            f"different, got {added} and {places}"
+        )
+    return [(start + more, place) for more, place in zip(added, places, strict=True)]
+
+
+def of_one(tensor: Tensor | None, sequence: int, dims: int) -> Tensor | None:
+    """A sequence's part of a tensor; dims: of one that is not the same for all sequences."""
+    if tensor is None or tensor.dim() < dims or tensor.shape[0] == 1:
+        return tensor
+    return tensor[sequence : sequence + 1]
+
+
 def prepared(
     x: Tensor,
     norm: Tensor | None,

@@ -78,9 +78,9 @@ static void put_codes(const float* row, std::int64_t dim, std::int8_t* codes, fl
 }
 
 static void put_row(const CachedAttentionArgs& args, const CachedTensor& tensor, const float* row,
-                    std::int64_t batch, std::int64_t head, std::int64_t at) {
+                    std::int64_t cache_row, std::int64_t head, std::int64_t at) {
   const AttentionStrides& strides = tensor.cache_strides;
-  const std::int64_t offset = batch * strides.batch + head * strides.head + at * strides.row;
+  const std::int64_t offset = cache_row * strides.batch + head * strides.head + at * strides.row;
   const auto put = [&](auto* to) {
     sweep(0, args.dim,
           [&](std::int64_t i, auto count) { store(to + i, load(row + i, count), count); });
@@ -91,9 +91,9 @@ static void put_row(const CachedAttentionArgs& args, const CachedTensor& tensor,
     case CacheType::bfloat16:
       return put(static_cast<bf16*>(tensor.cache) + offset);
     case CacheType::int8:
-      return put_codes(
-          row, args.dim, static_cast<std::int8_t*>(tensor.cache) + offset,
-          tensor.scales + batch * tensor.scale_strides[0] + head * tensor.scale_strides[1] + at);
+      return put_codes(row, args.dim, static_cast<std::int8_t*>(tensor.cache) + offset,
+                       tensor.scales + cache_row * tensor.scale_strides[0] +
+                           head * tensor.scale_strides[1] + at);
   }
 }
 
@@ -101,6 +101,8 @@ static void put_row(const CachedAttentionArgs& args, const CachedTensor& tensor,
 static void write_position(const CachedAttentionArgs& args, std::int64_t batch, std::int64_t head,
                            std::int64_t position) {
   alignas(64) float row[kDim];
+  const CachedSequence& sequence = args.sequences[batch];
+  const std::int64_t at = sequence.start + position;
   with_type(args.dtype, [&](auto element) {
     using T = decltype(element);
     const auto rows_of = [&](const CachedTensor& tensor) {
@@ -109,11 +111,11 @@ static void write_position(const CachedAttentionArgs& args, std::int64_t batch, 
              position * strides.row;
     };
     prepare_row(args, rows_of(args.key), args.key_norm, batch, position, row);
-    put_row(args, args.key, row, batch, head, args.start + position);
+    put_row(args, args.key, row, sequence.row, head, at);
     const T* value = rows_of(args.value);
     sweep(0, args.dim,
           [&](std::int64_t i, auto count) { store(row + i, load(value + i, count), count); });
-    put_row(args, args.value, row, batch, head, args.start + position);
+    put_row(args, args.value, row, sequence.row, head, at);
   });
 }
 

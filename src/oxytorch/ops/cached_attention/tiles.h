@@ -9,7 +9,7 @@ namespace oxytorch::OXY_LEVEL {
 
 #if OXY_HAS_TILES
 
-// Rows of codes have to be made bfloat16 first: with fewer query rows whole numbers are faster.
+// Quantized rows have to be made bfloat16 first: with fewer query rows integers are faster.
 inline constexpr std::int64_t kLeastTileRowsOfCodes = 32;
 
 template <class Operands, int lanes>

@@ -48,7 +48,7 @@ def moe(
     bf16, group_scales and zero_points where there are none. Panels of gate_up alternate between
     gate and up.
     inner_features: between gate_up and down. epilogue: "silu_mul", "gelu_mul" or "gelu_tanh_mul".
-    activation_dtype: "int8" rounds what codes of 4 and 8 bits multiply to 255 steps a row.
+    activation_dtype: "int8" rounds what weights of 4 and 8 bits multiply to 255 steps a row.
     Returns x's shape and dtype; the results of gate_up are rounded to it too. Sums are float32 and
     do not depend on the number of threads. Only weights of chosen experts are read.
     float64 and other devices run plain PyTorch: every expert for every token, times its weight or

@@ -48,10 +48,10 @@ def optimizer_step(
             tensor beside any other; or no tensors.
         gradients: float32, bfloat16 or float16, with the strides of the parameters.
         states: the rule's first state for each parameter, then its second for each, and so on:
-            float32, bfloat16, float16, or codes of 8 bits (int8; uint8 if never negative), with the
+            float32, bfloat16, float16, or 8-bit values (int8; uint8 if never negative), with the
             strides of the parameters. Last ones that the flags do not use may be left out. A state
             may be float32 columns [..., 1, width] whose products with rows are its values.
-        scales: for each state float32 [blocks of 256 codes], for columns their rows
+        scales: for each state float32 [blocks of 256 values], for columns their rows
             [..., height, 1], else an empty tensor; or no tensors.
         steps: float32 of one element, the number of steps done, which the call counts; none for
             rules that do not need it.
@@ -181,7 +181,7 @@ def _call(
 
 
 def _encoded(rule: str, states: Sequence[Tensor]) -> dict[str, list[Tensor]]:
-    """States as codes of 8 bits, and their scales."""
+    """States quantized to 8 bits, and their scales."""
     kinds = [*reference.operands_of(rule).values()][2:]
     count = len(states) // len(kinds)
     pairs = [

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/old_runtime.h"
 #include "core/parallel.h"
 #include "ops/optimizer_step/kernel.h"
 #include "ops/optimizer_step/rules.h"

@@ -64,7 +64,7 @@ class Split {
 };
 
 // Numbers for elements from `index` on that are spread evenly over 32 bits: a Weyl sequence. Its
-// start is drawn anew for every tensor and step, so that what an element gets is random.
+// start is drawn again for every tensor and step, so that what an element gets is random.
 OXY_INLINE u32v noise(std::int64_t index, std::uint32_t key) {
   constexpr std::uint32_t kStep = 0x9e3779b9u;  // 2^32 divided by the golden ratio
   return lane_numbers() * kStep + (static_cast<std::uint32_t>(index) * kStep + key);

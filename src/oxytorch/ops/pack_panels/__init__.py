@@ -18,7 +18,7 @@ def pack_panels(values: Tensor, format: str, gated: bool = False) -> Tensor:
     """Returns values [out_features, in_features] in the order that `panels.layout` tells.
 
     values: float32 for format "fp32", bfloat16 for "bf16"; for "int8", "int4", "nf4" and "fp8"
-    codes, uint8, one a byte.
+    quantized values, uint8, one a byte.
     gated: panels alternate between the upper and the lower half of the outputs.
     Returns uint8 [panels, bytes of a panel]; padding is zero. There is no gradient. Other devices
     run plain PyTorch. Raises RuntimeError if a shape, dtype or format does not fit.

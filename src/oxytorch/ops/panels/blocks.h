@@ -16,8 +16,12 @@ struct Tile {
   const std::uint8_t* rows;
   std::int64_t row_bytes;      // between rows
   const std::int32_t* starts;  // where each row begins, in bytes from `rows` on; null: as above
-  std::int64_t step_bytes;     // that a tile of AMX takes of a row
-  const std::int32_t* steps;   // where these lie, in bytes from `rows` on; null: side by side
+  // Where runs of `run_units` of a row begin, in bytes, `units` in all; null: they follow each
+  // other. Not for tiles of AMX.
+  const std::int32_t* runs;
+  std::int64_t run_units;
+  std::int64_t step_bytes;    // that a tile of AMX takes of a row
+  const std::int32_t* steps;  // where these lie, in bytes from `rows` on; null: side by side
   const std::uint8_t* panels;
   std::int64_t panel_bytes;  // between panels
   std::int64_t units;        // along in_features
@@ -72,21 +76,27 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
   }
   const std::uint8_t* panel = tile.panels;
   const std::int64_t ahead = tile.ahead - panel;
-  for (std::int64_t at = 0, end = tile.units * 4; at < end; at += 4, panel += 64) {
-    // Else GCC counts up a pointer for each row.
-    asm("" : "+r"(at));
-    __builtin_prefetch(panel + ahead, 0, 2);
-    Sum weights[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      weights[v] = load_as<Sum>(panel + v / kParts * tile.panel_bytes + v % kParts * sizeof(Sum));
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) {
-      const auto unit = load_as<typename Dot::Unit>(x[r] + at);
+  const std::int64_t run = (tile.runs ? tile.run_units : tile.units) * 4;
+  std::int64_t at = 0;
+  const std::int32_t* begin = tile.runs;
+  for (std::int64_t left = tile.units * 4; left > 0; left -= run) {
+    if (begin) at = *begin++;
+    for (const std::int64_t end = at + run; at < end; at += 4, panel += 64) {
+      // Else GCC counts up a pointer for each row.
+      asm("" : "+r"(at));
+      __builtin_prefetch(panel + ahead, 0, 2);
+      Sum weights[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] = Dot::multiply(sums[r][v], weights[v], unit);
+        weights[v] = load_as<Sum>(panel + v / kParts * tile.panel_bytes + v % kParts * sizeof(Sum));
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) {
+        const auto unit = load_as<typename Dot::Unit>(x[r] + at);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+          sums[r][v] = Dot::multiply(sums[r][v], weights[v], unit);
+        }
       }
     }
   }

@@ -8,7 +8,7 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-// in_features of a piece at most: of many rows, of some, and of few. Sums begin anew in each,
+// in_features of a piece at most: of many rows, of some, and of few. Sums begin again in each,
 // because short ones err less: MKL's have some 190, and those for few rows or outputs fewer.
 inline constexpr std::int64_t kFloatPiece = 128;
 inline constexpr std::int64_t kMiddlePiece = 96;
@@ -49,25 +49,30 @@ struct FloatAhead {
   }
 };
 
-// Some rows times some panels, added to `sums`, or to the bias in place of them.
+// Some rows times some panels, added to `sums`, or to the bias in place of them; then so many rows
+// after them, `tiles` times in all.
 struct FloatTile {
+  std::int64_t tiles;
   const float* x;
   std::int64_t x_stride;
   const float* const* starts;  // or where each row begins, `offset` before what is read; or null
   std::int64_t offset;
-  bool asks_ahead;  // rows follow, x_stride apart
+  // Where runs of `block` elements of a row begin, `length` in all; null: they follow each other.
+  const std::int64_t* runs;
+  bool asks_ahead;  // for the rows of the next tile, which follow x_stride apart
   const float* panels;
   std::int64_t panel_stride;
   std::int64_t length;  // along in_features
   bool begins;
-  const float* bias;  // null: zeros
-  float* sums;        // rows are kSumsStride apart
+  const float* bias;       // null: zeros
+  float* sums;             // rows are kSumsStride apart
+  std::int64_t sums_step;  // from a tile to the next
   FloatAhead* ahead;
   bool is_steady;      // lines are asked for one by one, for each of in_features; else
   std::int64_t asked;  // so many, each time after `block` in_features,
   std::int64_t block;  // a multiple of kStep
-  const float* lines;  // of `ahead`, if it is steady
-  // Where results go that are finished with their sums, which begin and end with this piece.
+  // Where results go that are finished with their sums, which end with this piece; its bias is not
+  // in the sums yet.
   ClampedResults clamped;
 };
 
@@ -80,104 +85,117 @@ inline constexpr int kFloatChains = kVectorBytes == 16 ? (rows == 1 ? 2 : 1)
                                                        : 1;
 
 template <int rows, int panels>
-__attribute__((noinline)) static void multiply_float_tile(const FloatTile& tile) {
+__attribute__((noinline)) static void multiply_float_tiles(const FloatTile& tile) {
   constexpr int kVectors = panels * kParts;
   constexpr int kSums = kFloatChains<rows>;
   // Copies, because what is stored below could otherwise be the tile. One by one: a copy of the
   // whole would wait for what has just been written to it.
-  const std::int64_t stride = tile.panel_stride, block = tile.block, asked = tile.asked;
-  const bool begins = tile.begins;
-  const float* bias = tile.bias;
+  const std::int64_t stride = tile.panel_stride, x_stride = tile.x_stride, asked = tile.asked;
+  const std::int64_t length = tile.length;
+  const bool begins = tile.begins, is_steady = tile.is_steady;
+  const std::int64_t* const runs = tile.runs;
+  const std::int64_t block = is_steady && !runs ? length : tile.block;
+  const float* const first = tile.panels;
+  const float* const bias = tile.bias;
+  const float* const* starts = tile.starts;
+  const float* from = tile.x;
   float* to = tile.sums;
   FloatAhead* ahead = tile.ahead;
-  f32v sums[kSums][rows][kVectors] = {};
-  const float* x[rows];
+  ClampedResults clamped = tile.clamped;
+  for (std::int64_t left_tiles = tile.tiles; left_tiles > 0; --left_tiles) {
+    f32v sums[kSums][rows][kVectors] = {};
+    const float* x[rows];
 #pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r) {
-    x[r] = tile.starts ? tile.starts[r] + tile.offset : tile.x + r * tile.x_stride;
-  }
-  if (tile.asks_ahead) {
-    for (int r = 0; r < rows; ++r) {
-      for (std::int64_t k = 0; k < tile.length; k += kLineFloats) {
-        __builtin_prefetch(x[r] + rows * tile.x_stride + k);
+    for (int r = 0; r < rows; ++r) x[r] = starts ? starts[r] + tile.offset : from + r * x_stride;
+    if (tile.asks_ahead && left_tiles > 1) {
+      for (int r = 0; r < rows; ++r) {
+        for (std::int64_t k = 0; k < length; k += kLineFloats) {
+          __builtin_prefetch(x[r] + rows * x_stride + k);
+        }
       }
     }
-  }
-  std::int64_t at = 0;
-  const float* panel = tile.panels;
-  const auto add = [&](int chain) __attribute__((always_inline)) {
-    f32v weights[kVectors];
+    std::int64_t at = 0;
+    const float* panel = first;
+    // Otherwise it asks for what it reads.
+    const std::int64_t lead = is_steady ? ahead->take(length, first) - first : 0;
+    const auto add = [&](int chain) __attribute__((always_inline)) {
+      f32v weights[kVectors];
+      __builtin_prefetch(panel + lead, 0, 2);
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      weights[v] = load(panel + v / kParts * stride + v % kParts * kLanes);
-    }
+      for (int v = 0; v < kVectors; ++v) {
+        weights[v] = load(panel + v / kParts * stride + v % kParts * kLanes);
+      }
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) {
-      const auto number = load_as<float>(x[r] + at);
+      for (int r = 0; r < rows; ++r) {
+        const auto number = load_as<float>(x[r] + at);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sums[chain][r][v] += weights[v] * number;
-    }
-    ++at;
-    // Else GCC counts up a pointer for each row.
-    asm("" : "+r"(at));
-    panel += kPanelOutputs;
-  };
-  const auto add_some = [&](std::int64_t left) __attribute__((always_inline)) {
-    for (; left >= kSums; left -= kSums) {
+        for (int v = 0; v < kVectors; ++v) sums[chain][r][v] += weights[v] * number;
+      }
+      ++at;
+      // Else GCC counts up a pointer for each row.
+      asm("" : "+r"(at));
+      panel += kPanelOutputs;
+    };
+    // One loop for all: with several GCC keeps sums in memory between them.
+    const std::int64_t* run = runs;
+    for (std::int64_t left = length; left > 0; left -= block) {
+      if (runs) {
+        at = *run++;
+      } else if (!is_steady) {
+        ahead->ask(asked);
+      }
+      std::int64_t count = left < block ? left : block;
 #pragma GCC unroll 4
-      for (int chain = 0; chain < kSums; ++chain) add(chain);
-    }
-    for (; left > 0; --left) add(0);
-  };
-  std::int64_t left = tile.length;
-  if (tile.is_steady) {
-    const std::int64_t ahead = tile.lines - panel;
-    for (; left >= kStep; left -= kStep) {
+      for (; count >= kSums; count -= kSums) {
 #pragma GCC unroll 4
-      for (int i = 0; i < kStep; ++i) {
-        __builtin_prefetch(panel + ahead, 0, 2);
-        add(i % kSums);
+        for (int chain = 0; chain < kSums; ++chain) add(chain);
+      }
+      if constexpr (kSums > 1) {
+        for (; count > 0; --count) add(0);
       }
     }
-    add_some(left);
-  } else {
-    for (; left > 0; left -= block) {
-      ahead->ask(asked);
-      add_some(left < block ? left : block);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-#pragma GCC unroll 4
-      for (int chain = 1; chain < kSums; ++chain) sums[0][r][v] += sums[chain][r][v];
-    }
-  }
-  if (tile.clamped.out) return store_clamped<float, rows, kVectors>(tile.clamped, sums[0]);
-  const auto add_to = [&](const auto& begin) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        store(to + r * kSumsStride + v * kLanes, sums[0][r][v] + begin(r, v));
+#pragma GCC unroll 4
+        for (int chain = 1; chain < kSums; ++chain) sums[0][r][v] += sums[chain][r][v];
       }
     }
-  };
-  if (!begins) {
-    add_to([&](int r, int v)
-               __attribute__((always_inline)) { return load(to + r * kSumsStride + v * kLanes); });
-  } else if (bias) {
-    add_to([&](int, int v) __attribute__((always_inline)) { return load(bias + v * kLanes); });
-  } else {
-    add_to([&](int, int) __attribute__((always_inline)) { return splat(-0.0f); });
+    const auto add_all = [&](const auto& begin) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) sums[0][r][v] += begin(r, v);
+      }
+    };
+    if (!begins) {
+      add_all([&](int r, int v) __attribute__((always_inline)) {
+        return load(to + r * kSumsStride + v * kLanes);
+      });
+    } else if (bias) {
+      add_all([&](int, int v) __attribute__((always_inline)) { return load(bias + v * kLanes); });
+    }
+    if (clamped.out) {
+      store_clamped<float, rows, kVectors>(clamped, sums[0]);
+      clamped.skip_rows(rows);
+    } else {
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) store(to + r * kSumsStride + v * kLanes, sums[0][r][v]);
+      }
+    }
+    to += tile.sums_step;
+    from += rows * x_stride;
+    if (starts) starts += rows;
   }
 }
 
 template <int panels, int rows = kTileRows>
 OXY_INLINE void multiply_float_rows(const FloatTile& tile, std::int64_t given) {
   if constexpr (rows > 0) {
-    if (given == rows) return multiply_float_tile<rows, panels>(tile);
+    if (given == rows) return multiply_float_tiles<rows, panels>(tile);
     multiply_float_rows<panels, rows - 1>(tile, given);
   }
 }
@@ -186,7 +204,6 @@ OXY_INLINE void multiply_float_rows(const FloatTile& tile, std::int64_t given) {
 static void multiply_float_panels(FloatTile tile, std::int64_t rows, std::int64_t panels) {
   while (panels > 0) {
     std::int64_t taken = 1;
-    if (tile.is_steady) tile.lines = tile.ahead->take(tile.length / kStep * kStep, tile.panels);
     if (kTilePanels >= 4 && panels >= 4) {
       multiply_float_rows<kTilePanels >= 4 ? 4 : 1>(tile, rows);
       taken = 4;
@@ -240,8 +257,13 @@ static void finish_float_rows(const FloatGemmArgs& args, const FloatItem& item, 
   });
 }
 
-// The bias in the order of an item's panels.
+// The bias in the order of an item's panels; without one, what changes no sum.
 static void arrange_bias(const FloatGemmArgs& args, const FloatItem& item, float* to) {
+  if (!args.result.bias) {
+    sweep(0, item.panels * kPanelOutputs,
+          [&](std::int64_t i, auto count) { store(to + i, splat(-0.0f), count); });
+    return;
+  }
   const bool gated = is_gated(args.result.epilogue);
   const std::int64_t outputs = args.weight.out_features;
   for (std::int64_t p = 0; p < item.panels; ++p, to += kPanelOutputs) {
@@ -272,15 +294,21 @@ static FloatAhead float_piece(const FloatGemmArgs& args, const FloatItem& item, 
 // Some rows of an item times a piece of its panels. `tile`: of the first few of these; sums of the
 // next few are `next_sums` after theirs.
 static void multiply_float_part(const FloatGemmArgs& args, const FloatItem& part, FloatTile tile,
-                                bool is_last, std::int64_t next_sums) {
-  const bool asks_ahead = tile.asks_ahead;
+                                bool finishes, std::int64_t next_sums) {
   for (std::int64_t p = 0; p < part.panels; p += kFloatPanels) {
     const std::int64_t left = part.panels - p, panels = left < kFloatPanels ? left : kFloatPanels;
-    tile.asks_ahead = asks_ahead && left <= kFloatPanels;
-    multiply_float_panels(tile, part.rows, panels);
-    if (is_last && !tile.clamped.out) {
-      finish_float_rows(args, {part.row, part.rows, part.panel + p, panels}, tile.sums);
+    const std::int64_t whole = part.rows / kTileRows, rest = part.rows % kTileRows;
+    tile.tiles = whole;
+    if (whole > 0) multiply_float_panels(tile, kTileRows, panels);
+    if (rest > 0) {
+      FloatTile last = tile;
+      last.tiles = 1;
+      last.x += whole * kTileRows * tile.x_stride;
+      last.sums += whole * tile.sums_step;
+      last.clamped.skip_rows(whole * kTileRows);
+      multiply_float_panels(last, rest, panels);
     }
+    if (finishes) finish_float_rows(args, {part.row, part.rows, part.panel + p, panels}, tile.sums);
     tile.panels += kFloatPanels * tile.panel_stride;
     if (tile.bias) tile.bias += kSumsStride;
     tile.clamped.skip_outputs(kSumsStride, 4);
@@ -291,9 +319,8 @@ static void multiply_float_part(const FloatGemmArgs& args, const FloatItem& part
 // Has so many tiles ask for all of what is ahead, little by little.
 OXY_INLINE void set_pace(FloatTile& tile, std::int64_t tiles) {
   const FloatAhead& ahead = *tile.ahead;
-  const std::int64_t each = tile.length / kStep * kStep;
-  const std::int64_t of_panel = each > 0 ? (ahead.rows + each - 1) / each : 0;
-  tile.is_steady = each > 0 && ahead.panels * of_panel <= tiles;
+  const std::int64_t each = tile.length, of_panel = (ahead.rows + each - 1) / each;
+  tile.is_steady = ahead.panels * of_panel <= tiles;
   const std::int64_t lines = ahead.panels * ahead.rows, times = lines / (tiles * kFewLines) + 1;
   tile.asked = lines / (tiles * times) + 1;
   tile.block = (tile.length / times + kStep) / kStep * kStep;
@@ -305,42 +332,43 @@ static void multiply_float_piece(const FloatGemmArgs& args, const FloatItem& ite
                                  std::int64_t begin, std::int64_t length, const float* bias,
                                  float* sums, FloatAhead ahead) {
   const FloatAhead piece = float_piece(args, item, begin, length);
+  const bool is_last = begin + piece.rows == args.in_features;
+  // Sums of the only piece are finished at once, so that all take the same place.
+  const bool keeps_sums = begin > 0 || !is_last;
+  const ClampedResults clamped = clamped_results(args.result, item.row, item.panel * kPanelOutputs,
+                                                 args.weight.out_features, bias);
   FloatTile tile{
+      .tiles = 1,
       .x = args.x + item.row * args.x_stride + begin,
       .x_stride = args.x_stride,
       .starts = nullptr,
       .offset = 0,
-      .asks_ahead = false,
+      .runs = nullptr,
+      .asks_ahead = true,
       .panels = piece.panel,
       .panel_stride = piece.panel_stride,
       .length = piece.rows,
       .begins = begin == 0,
-      .bias = bias,
+      .bias = clamped.out ? nullptr : bias,
       .sums = sums,
+      .sums_step = keeps_sums ? kTileRows * kSumsStride : 0,
       .ahead = &ahead,
       .is_steady = false,
       .asked = 0,
       .block = 0,
-      .lines = nullptr,
-      .clamped = {},
+      .clamped = is_last ? clamped : ClampedResults{},
   };
   set_pace(tile, ((item.rows + kTileRows - 1) / kTileRows) *
                      ((item.panels + kTilePanels - 1) / kTilePanels));
-  const bool is_last = begin + piece.rows == args.in_features;
-  // Sums of the only piece are finished at once, so that all take the same place.
-  const bool keeps_sums = begin > 0 || !is_last;
-  if (!keeps_sums && bias && !is_gated(args.result.epilogue)) {
-    tile.clamped = clamped_results(args.result, item.row, item.panel * kPanelOutputs,
-                                   args.weight.out_features, bias);
+  const std::int64_t next_sums = keeps_sums ? item.rows * kSumsStride : 0;
+  if (!is_last || clamped.out) {  // a few panels stay in the nearest cache for all rows
+    return multiply_float_part(args, item, tile, false, next_sums);
   }
   for (std::int64_t r = 0; r < item.rows; r += kTileRows) {
     const std::int64_t left = item.rows - r, rows = left < kTileRows ? left : kTileRows;
-    tile.asks_ahead = left >= 2 * kTileRows;
-    multiply_float_part(args, {item.row + r, rows, item.panel, item.panels}, tile, is_last,
-                        keeps_sums ? item.rows * kSumsStride : 0);
+    multiply_float_part(args, {item.row + r, rows, item.panel, item.panels}, tile, true, next_sums);
     tile.x += kTileRows * args.x_stride;
-    if (keeps_sums) tile.sums += kTileRows * kSumsStride;
-    tile.clamped.skip_rows(kTileRows);
+    tile.sums += tile.sums_step;
   }
 }
 
@@ -357,12 +385,11 @@ static std::int64_t piece_length(const FloatGemmArgs& args) {
 static void multiply_float_item(const FloatGemmArgs& args, const FloatItem& item,
                                 const FloatItem& next, float* sums) {
   alignas(64) float biases[kMostFloatPanels * kPanelOutputs];
-  const float* bias = args.result.bias ? biases : nullptr;
-  if (bias) arrange_bias(args, item, biases);
+  arrange_bias(args, item, biases);
   const std::int64_t length = piece_length(args);
   for (std::int64_t begin = 0; begin < args.in_features; begin += length) {
     const std::int64_t end = begin + length;
-    multiply_float_piece(args, item, begin, length, bias, sums,
+    multiply_float_piece(args, item, begin, length, biases, sums,
                          end < args.in_features ? float_piece(args, item, end, length)
                                                 : float_piece(args, next, 0, length));
   }

@@ -59,7 +59,7 @@ OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std
   multiply_block<Dot>(tile, rows, panels, finish);
 }
 
-// in_features that are unpacked at once. Sums of float32 begin anew in each piece: short ones err
+// in_features that are unpacked at once. Sums of float32 begin again in each piece: short ones err
 // less.
 template <class Dot, class Codec>
 inline constexpr std::int64_t kPiece = Dot::kDepth == 1           ? kPanelBlock / 4
@@ -140,6 +140,8 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
           .rows = x.values + row * row_bytes + begin % x.block / Dot::kDepth * 4,
           .row_bytes = row_bytes,
           .starts = nullptr,
+          .runs = nullptr,
+          .run_units = 0,
           .step_bytes = step * 4,
           .steps = nullptr,
           .panels = unpacks ? unpacked : stored,

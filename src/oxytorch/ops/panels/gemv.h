@@ -1,4 +1,4 @@
-// Few rows of x times a weight in panels, at the speed at which memory gives the panels: each is
+// Few rows of x times a weight in panels, at the bandwidth of memory: each is
 // read once, from its begin to its end, and asked for ahead of its use.
 #pragma once
 
@@ -206,7 +206,9 @@ OXY_INLINE void multiply(Int8DotPath<narrow_numbers>, Codec codec, const GemvArg
       } else {
         whole -= block.middle * sum;
       }
-      products[r][part] = __builtin_convertvector(whole, f32v) * args.staged.scales[at];
+      products[r][part] = __builtin_convertvector(whole, f32v);
+      // A scale of the whole row comes last, as in a gemm: any number of rows is rounded alike.
+      if (!narrow_numbers) products[r][part] *= args.staged.scales[at];
     }
   }
 }
@@ -251,7 +253,7 @@ static void multiply_panel(Codec codec, const GemvArgs& args, std::int64_t panel
 }
 
 // Rows of one item from their sums; `sums` has the up's after the gate's kMostRows rows.
-template <class T>
+template <class Path, class T>
 static void finish_item(const GemvArgs& args, std::int64_t item, std::int64_t first_row,
                         std::int64_t rows, const float* sums) {
   const std::int64_t panel = is_gated(args.result.epilogue) ? 2 * item : item;
@@ -259,9 +261,13 @@ static void finish_item(const GemvArgs& args, std::int64_t item, std::int64_t fi
   const std::int64_t left = args.weight.out_features - output;
   for (std::int64_t r = 0; r < rows; ++r) {
     const float* from = sums + r * kPanelOutputs;
+    float row_scale = 1.0f;
+    if constexpr (Path::kScalesRows)
+      row_scale = args.staged.scales[(first_row + r) * args.staged.blocks];
     sweep(0, left < kPanelOutputs ? left : kPanelOutputs, [&](std::int64_t i, auto count) {
-      finish_outputs<T>(args.weight, args.result, first_row + r, 1.0f, panel * kPanelOutputs + i,
-                        output + i, from + i, from + i + kMostRows * kPanelOutputs, count);
+      finish_outputs<T>(args.weight, args.result, first_row + r, row_scale,
+                        panel * kPanelOutputs + i, output + i, from + i,
+                        from + i + kMostRows * kPanelOutputs, count);
     });
   }
 }
@@ -302,8 +308,9 @@ static void multiply_items(Codec codec, const GemvArgs& args, std::int64_t begin
       } else {
         multiply_item<Path, 1>(codec, args, item, row, sums);
       }
-      with_type(args.result.out_dtype,
-                [&](auto element) { finish_item<decltype(element)>(args, item, row, rows, sums); });
+      with_type(args.result.out_dtype, [&](auto element) {
+        finish_item<Path, decltype(element)>(args, item, row, rows, sums);
+      });
       row += rows;
     }
   }

@@ -36,8 +36,9 @@ static PanelResultArgs line_result(const LineGemmArgs& args, const LineChunk& ch
 // Along channels: panels that take 24 KiB of the nearest cache.
 inline constexpr std::int64_t kLinePiece = 96;
 
-// Panels of floats times rows of floats. Sums begin anew in each piece: short ones err less. Tiles
-// are whole, the last one too, because sums of a part of one are added up in another order.
+// Panels of floats times rows of floats. Sums begin again in each piece: short ones err less. Tiles
+// are whole, the last one too, because sums of a part of one are added up in another order. It
+// multiplies some of the rows before it again, or the last row a few times.
 static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& weight,
                                  const LineChunk& chunk, std::int64_t panel, std::int64_t panels) {
   alignas(64) float sums[(kItemRows + kTileRows) * kSumsStride];
@@ -45,87 +46,104 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
   const float* starts[kItemRows + kTileRows];
   const std::int64_t rows = chunk.lines * chunk.columns, panel_stride = weight.panel_bytes / 4;
   const WindowDim& last = args.windows.dims[2];
-  for (std::int64_t r = 0; r < rows + kTileRows; ++r) {
-    const std::int64_t row = r < rows ? r : rows - 1;
+  FloatGemmArgs product{};
+  product.weight = weight;
+  product.result = line_result(args, chunk, 0);
+  arrange_bias(product, {0, rows, panel, panels}, bias);
+  // Results of rows that follow each other may be finished in registers.
+  const bool follow = chunk.lines == 1 || chunk.columns == last.out_size;
+  ClampedResults clamped{};
+  if (follow && rows >= kTileRows) {
+    clamped = clamped_results(product.result, 0, panel * kPanelOutputs, weight.out_features, bias);
+  }
+  const std::int64_t whole = rows / kTileRows * kTileRows, end_of_rows = round_up(rows, kTileRows);
+  for (std::int64_t r = 0; r < end_of_rows; ++r) {
+    const std::int64_t repeated = clamped.out ? rows - (end_of_rows - r) : rows - 1;
+    const std::int64_t row = r < (clamped.out ? whole : rows) ? r : repeated;
     const std::int64_t pixel =
         (row / chunk.columns * line_rows(args) + row % chunk.columns) * last.stride;
     starts[r] = reinterpret_cast<const float*>(chunk.memory) + pixel * args.channels;
   }
-  FloatGemmArgs product{};
-  product.weight = weight;
-  product.result = line_result(args, chunk, 0);
-  if (product.result.bias) arrange_bias(product, {0, rows, panel, panels}, bias);
   const auto* stored = reinterpret_cast<const float*>(weight.panels) + panel * panel_stride;
   const std::int64_t summands = summands_of(args);
   const bool follows = panel + panels < weight.panel_count;
   FloatAhead ahead{};
   FloatTile tile{
+      .tiles = 1,
       .x = nullptr,
       .x_stride = 0,
       .starts = nullptr,
       .offset = 0,
+      .runs = nullptr,
       .asks_ahead = false,
       .panels = stored,
       .panel_stride = panel_stride,
       .length = 0,
       .begins = true,
-      .bias = bias,
+      .bias = clamped.out ? nullptr : bias,
       .sums = sums,
+      .sums_step = kTileRows * kSumsStride,
       .ahead = &ahead,
       .is_steady = false,
       .asked = 0,
       .block = kLinePiece,
-      .lines = nullptr,
       .clamped = {},
   };
-  // Adds products of `count` elements; `place(row, begin)` has the tile read these of some rows.
-  std::int64_t k = 0;
-  const auto multiply = [&](std::int64_t count, std::int64_t first, std::int64_t end, auto place) {
-    for (std::int64_t begin = 0; begin < count; begin += kLinePiece) {
-      tile.panels = stored + (k + begin) * kPanelOutputs;
-      tile.length = count - begin < kLinePiece ? count - begin : kLinePiece;
-      tile.begins = k + begin == 0;
-      const bool ends = k + begin + tile.length == summands;
-      const float* next =
-          ends ? stored + panels * panel_stride : tile.panels + tile.length * kPanelOutputs;
-      ahead = {.panel = next,
-               .panel_stride = panel_stride,
-               .panels = ends && !follows ? 0 : panels,
-               .rows = tile.length,
-               .row = 0};
-      const std::int64_t tiles = (end - first + kTileRows - 1) / kTileRows;
-      set_pace(tile, tiles * ((panels + kTilePanels - 1) / kTilePanels));
-      for (std::int64_t r = first; r < end; r += kTileRows) {
-        place(r, begin);
-        tile.sums = sums + r * kSumsStride;
-        multiply_float_panels(tile, kTileRows, panels);
-      }
-    }
-  };
-  if (CopiedWindows<float>::are_better(args)) {
-    CopiedWindows<float> copies;
-    tile.x_stride = copies.kStride;
-    for (std::int64_t first = 0; first < rows; first += kCopiedRows) {
-      const std::int64_t whole = round_up(rows, kTileRows), next = first + kCopiedRows;
-      const std::int64_t end = next < whole ? next : whole;
-      copies.copy(args, end - first, [&](std::int64_t row) { return starts[first + row]; });
-      multiply(summands, first, end, [&](std::int64_t row, std::int64_t begin) {
-        tile.x = copies.values + (row - first) * copies.kStride + begin;
-      });
-    }
-  } else {
-    const std::int64_t run = run_of(args.windows.dims[2], args.channels);
-    const auto multiply_run = [&](std::int64_t pixel) {
-      multiply(run, 0, rows, [&](std::int64_t row, std::int64_t begin) {
-        tile.starts = starts + row;
-        tile.offset = pixel * args.channels + begin;
-      });
-      k += run;
+  // A piece of `length` elements from `k` on, of rows that begin `offset` later.
+  const auto multiply = [&](std::int64_t k, std::int64_t length, std::int64_t offset) {
+    tile.panels = stored + k * kPanelOutputs;
+    tile.length = length;
+    tile.offset = offset;
+    tile.begins = k == 0;
+    const bool ends = k + length == summands;
+    const float* next =
+        ends ? stored + panels * panel_stride : tile.panels + length * kPanelOutputs;
+    ahead = {.panel = next,
+             .panel_stride = panel_stride,
+             .panels = ends && !follows ? 0 : panels,
+             .rows = length,
+             .row = 0};
+    const std::int64_t tiles = end_of_rows / kTileRows, block = tile.block;
+    set_pace(tile, tiles * ((panels + kTilePanels - 1) / kTilePanels));
+    if (tile.runs) tile.block = block;
+    const auto multiply_tiles = [&](std::int64_t row, std::int64_t count, std::int64_t result) {
+      tile.starts = starts + row;
+      tile.tiles = count;
+      tile.sums = sums + row * kSumsStride;
+      if (ends) tile.clamped = clamped, tile.clamped.skip_rows(result);
+      if (count > 0) multiply_float_panels(tile, kTileRows, panels);
     };
+    const std::int64_t repeated = clamped.out && ends && end_of_rows > rows ? 1 : 0;
+    multiply_tiles(0, tiles - repeated, 0);
+    if (repeated) multiply_tiles(end_of_rows - kTileRows, 1, rows - kTileRows);
+  };
+  const std::int64_t run = run_of(last, args.channels), each = kLinePiece / run;
+  const auto each_run = [&](auto body) {
     each_position(args.windows.dims, args.phase_lines, args.columns, last.dilation == 1,
-                  multiply_run);
+                  [&](std::int64_t pixel) { body(pixel * args.channels); });
+  };
+  std::int64_t k = 0;
+  if (each > 1) {  // a piece takes a few runs
+    std::int64_t runs[kLinePiece], count = 0;
+    tile.runs = runs;
+    tile.block = run;
+    each_run([&](std::int64_t offset) {
+      runs[count++] = offset;
+      const std::int64_t length = count * run;
+      if (count < each && k + length < summands) return;
+      multiply(k, length, 0);
+      k += length, count = 0;
+    });
+  } else {
+    each_run([&](std::int64_t offset) {
+      for (std::int64_t begin = 0; begin < run; begin += kLinePiece) {
+        const std::int64_t left = run - begin;
+        multiply(k + begin, left < kLinePiece ? left : kLinePiece, offset + begin);
+      }
+      k += run;
+    });
   }
-  for (std::int64_t l = 0; l < chunk.lines; ++l) {
+  for (std::int64_t l = 0; l < chunk.lines && !clamped.out; ++l) {
     product.result = line_result(args, chunk, l);
     finish_float_rows(product, {0, chunk.columns, panel, panels},
                       sums + l * chunk.columns * kSumsStride);
@@ -180,21 +198,6 @@ struct LineFinish {
   }
 };
 
-// The same from a later row of the chunk on.
-struct FinishFrom {
-  const LineFinish& finish;
-  std::int64_t first;
-
-  OXY_MEMBER void operator()(std::int64_t panel, std::int64_t panels, std::int64_t row,
-                             std::int64_t count, const float* sums) const {
-    finish(panel, panels, first + row, count, sums);
-  }
-  OXY_MEMBER void ask(std::int64_t panel, std::int64_t panels, std::int64_t row,
-                      std::int64_t count) const {
-    finish.ask(panel, panels, first + row, count);
-  }
-};
-
 #if OXY_HAS_TILES
 // As multiply_lines. asks: whether the panels that follow are asked for.
 template <class Dot, class Finish>
@@ -237,6 +240,8 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
       .rows = chunk.memory,
       .row_bytes = last.stride * pixel_bytes,
       .starts = nullptr,
+      .runs = nullptr,
+      .run_units = 0,
       .step_bytes = 0,
       .steps = nullptr,
       .panels = stored,
@@ -293,28 +298,28 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
     }
   };
   const std::int64_t summands = summands_of(args);
-  if (CopiedWindows<Element>::are_better(args)) {
-    CopiedWindows<Element> copies;
-    read_panels(0, summands);
-    tile.rows = reinterpret_cast<const std::uint8_t*>(copies.values);
-    tile.row_bytes = copies.kStride * sizeof(Element);
-    tile.begins = tile.ends = true;
-    for (std::int64_t first = 0; first < rows; first += kCopiedRows) {
-      const std::int64_t left = rows - first, some = left < kCopiedRows ? left : kCopiedRows;
-      copies.copy(args, some, [&](std::int64_t row) {
-        return reinterpret_cast<const Element*>(chunk.memory + starts[first + row]);
-      });
-      multiply_block<Dot>(tile, some, panels, FinishFrom{finish, first});
-      tile.clamped.skip_rows(some);
-    }
-    return;
-  }
   tile.starts = starts;
+  const std::int64_t run = run_of(args.windows.dims[2], args.channels);
+  const auto each_run = [&](auto body) {
+    each_position(args.windows.dims, args.phase_lines, args.columns, last.dilation == 1, body);
+  };
+  if (has_short_runs(args)) {
+    std::int32_t runs[kPanelBlock];
+    std::int64_t count = 0;
+    each_run([&](std::int64_t pixel) {
+      runs[count++] = static_cast<std::int32_t>(pixel * pixel_bytes);
+    });
+    read_panels(0, summands);
+    tile.rows = chunk.memory;
+    tile.runs = runs;
+    tile.run_units = run / Dot::kDepth;
+    tile.begins = tile.ends = true;
+    return multiply_block<Dot>(tile, rows, panels, finish);
+  }
   const bool follows = panel + kItemPanels < weight.panel_count;
   const std::uint8_t* following = follows ? stored + kItemPanels * weight.panel_bytes : nullptr;
-  const std::int64_t run = run_of(args.windows.dims[2], args.channels);
   std::int64_t k = 0;
-  const auto multiply = [&](std::int64_t pixel) {
+  each_run([&](std::int64_t pixel) {
     for (std::int64_t begin = 0; begin < run; begin += kLength) {
       const std::int64_t length = run - begin < kLength ? run - begin : kLength;
       read_panels(k + begin, length);
@@ -327,8 +332,7 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
       multiply_block<Dot>(tile, rows, panels, finish);
     }
     k += run;
-  };
-  each_position(args.windows.dims, args.phase_lines, args.columns, last.dilation == 1, multiply);
+  });
 }
 
 static void multiply_line_range(const LineGemmArgs& args, const LineChunk& chunk,

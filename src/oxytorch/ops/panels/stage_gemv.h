@@ -19,7 +19,7 @@ OXY_INLINE std::int64_t block_length(const GemvArgs& args) {
 }
 
 // A path says how rows of x are staged, and in gemv.h how blocks of them are multiplied.
-// kMostBlock: in_features of a block.
+// kMostBlock: in_features of a block. kScalesRows: results are multiplied with a scale of the row.
 
 OXY_INLINE float* row_of_floats(const GemvArgs& args, std::int64_t row) {
   return static_cast<float*>(args.staged.values) + row * args.depth;
@@ -28,6 +28,7 @@ OXY_INLINE float* row_of_floats(const GemvArgs& args, std::int64_t row) {
 // Numbers of the weight become float32; exact for x of any dtype.
 struct Float32Path {
   static constexpr std::int64_t kMostBlock = 64;
+  static constexpr bool kScalesRows = false;
   template <class Codec>
   static constexpr bool kTakes = true;
 
@@ -49,6 +50,7 @@ struct Float32Path {
 // bfloat16 x as it is, and the weight's numbers as bfloat16.
 struct Bf16PairPath {
   static constexpr std::int64_t kMostBlock = INT64_MAX;
+  static constexpr bool kScalesRows = false;
   template <class Codec>
   static constexpr bool kTakes = !Codec::kIsInteger && !__is_same(Codec, Float32Codec);
 
@@ -80,13 +82,14 @@ using Digit = Int8Quad;
 using Digit = Int16Pair;
 #endif
 
-// x as whole numbers of 15 bits in units of its largest magnitude in a block of in_features, or
+// x as integers of 15 bits in units of its largest magnitude in a block of in_features, or
 // of 8 bits in units of the row's. Four neighbours are two digits of 4 bytes each: with
 // instructions for bytes the numbers' multiples of 128 and the rest, else the neighbours 0, 2 and
 // 1, 3.
 template <bool narrow_numbers>
 struct Int8DotPath {
   static constexpr std::int64_t kMostBlock = kStagedBlock;
+  static constexpr bool kScalesRows = narrow_numbers;
   template <class Codec>
   static constexpr bool kTakes = Codec::kIsInteger;
 

@@ -1,5 +1,4 @@
-// Lines of images in the memory of a chunk: how they are written there, and windows copied from
-// them.
+// Lines of images in the memory of a chunk: how they are written there.
 #pragma once
 
 #include "ops/_windows/positions.h"
@@ -166,10 +165,9 @@ static void write_lines(const LineGemmArgs& args, const LineChunk& chunk) {
   }
 }
 
-// Bytes of a window's line below which windows are copied to be whole: their sums would leave the
-// registers, and come back, after too few products.
-inline constexpr std::int64_t kShortLine = 128;
-inline constexpr std::int64_t kCopiedRows = 24;
+// Elements of a window's line below which all its lines are multiplied at once: their sums would
+// leave the registers, and come back, after too few products.
+inline constexpr std::int64_t kShortRun = 64;
 
 // Numbers along the sum of a result.
 OXY_INLINE std::int64_t summands_of(const LineGemmArgs& args) {
@@ -177,36 +175,9 @@ OXY_INLINE std::int64_t summands_of(const LineGemmArgs& args) {
   return dims[0].kernel * dims[1].kernel * dims[2].kernel * args.channels;
 }
 
-// Copies of windows, one after the other, with room for what is written behind each.
-template <class Element>
-struct CopiedWindows {
-  static constexpr std::int64_t kStride = kPanelBlock + kShortLine / sizeof(Element);
-  alignas(64) Element values[kCopiedRows * kStride];
-
-  static bool are_better(const LineGemmArgs& args) {
-    const std::int64_t run = run_of(args.windows.dims[2], args.channels), all = summands_of(args);
-    return run * static_cast<std::int64_t>(sizeof(Element)) <= kShortLine && run < all &&
-           all <= kPanelBlock;
-  }
-
-  // Copies some windows, each of `summands_of`; `start_of(row)` is the first element of one.
-  template <class Start>
-  OXY_MEMBER void copy(const LineGemmArgs& args, std::int64_t rows, Start start_of) {
-    constexpr std::int64_t kLine = 64 / sizeof(Element);
-    const std::int64_t run = run_of(args.windows.dims[2], args.channels);
-    std::int64_t at = 0;
-    const bool by_lines = args.windows.dims[2].dilation == 1;
-    const auto copy_line = [&](std::int64_t pixel) {
-      for (std::int64_t r = 0; r < rows; ++r) {
-        const Element* from = start_of(r) + pixel * args.channels;
-        for (std::int64_t i = 0; i < run; i += kLine) {
-          std::memcpy(values + r * kStride + at + i, from + i, 64);
-        }
-      }
-      at += run;
-    };
-    each_position(args.windows.dims, args.phase_lines, args.columns, by_lines, copy_line);
-  }
-};
+OXY_INLINE bool has_short_runs(const LineGemmArgs& args) {
+  const std::int64_t run = run_of(args.windows.dims[2], args.channels), all = summands_of(args);
+  return run <= kShortRun && run < all && all <= kPanelBlock;
+}
 
 }  // namespace oxytorch::OXY_LEVEL

@@ -1,4 +1,4 @@
-"""Codes of 4 and 8 bits for the weights of a linear layer, with scales per output or group."""
+"""Quantizes the weights of a linear layer to 4 or 8 bits, with scales per output or group."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def quantize_weight(
     search: bool = True,
     block_outputs: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return (codes, scales, zero_points) with weight ~ scale (code - zero_point).
+    """Return (quantized, scales, zero_points) with weight ~ scale (quantized - zero_point).
 
     weight: [out_features, in_features], float32, bfloat16 or float16.
-    format: one with codes, see `panels.formats`: "int8" (codes 0 to 255), "int4" (0 to 15), "nf4"
+    format: one that quantizes, see `panels.formats`: "int8" (0 to 255), "int4" (0 to 15), "nf4"
     (indexes of `panels.formats.NF4`) or "fp8" (the bits of E4M3 numbers).
     group_size: neighbouring inputs that share a scale; it divides in_features. None: all.
-    codes: uint8 [out, in]; scales: float32 [out, groups]; zero_points: uint8 [out, groups], or None
-    where symmetric (128 for int8, 8 for int4) and for nf4 and fp8.
+    quantized: uint8 [out, in]; scales: float32 [out, groups]; zero_points: uint8 [out, groups],
+    or None where symmetric (128 for int8, 8 for int4) and for nf4 and fp8.
     block_outputs: for nf4 and fp8, neighbouring outputs that share their scales, the largest of
     these.
 
     Every range holds zero, which is met exactly. int8: scale = largest magnitude / 127, or range /
-    255. nf4: scale = largest magnitude. fp8: scale = largest magnitude / 448, and codes round to
+    255. nf4: scale = largest magnitude. fp8: scale = largest magnitude / 448, and values round to
     nearest, ties to even. int4: with `search`, the scale among some that cut off
-    outliers (symmetric: of either sign, so that all 16 codes are used), each improved to the best
-    one for its codes by least squares, that has the least squared error; without it, largest
-    magnitude / 7, or range / 15. Scales of groups have 11 significant bits, so that float16 holds
-    them. Computed in float32. The scale of values that are not all finite is NaN. Raises ValueError
-    for arguments that do not fit.
+    outliers (symmetric: of either sign, so that all 16 values are used), each improved to the best
+    one for its quantized values by least squares, that has the least squared error; without it,
+    largest magnitude / 7, or range / 15. Scales of groups have 11 significant bits, so that
+    float16 holds them. Computed in float32. The scale of values that are not all finite is NaN.
+    Raises ValueError for arguments that do not fit.
     """
     _check(weight, format, group_size, symmetric, block_outputs)
     size = weight.shape[1] if group_size is None else group_size

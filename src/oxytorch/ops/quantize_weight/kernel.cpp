@@ -105,7 +105,7 @@ static Choice choose(const QuantizeWeightArgs& args, const T* x, Range range) {
   return {scale, whole(-range.low / scale, args.last)};
 }
 
-// Whole numbers below 2^31.
+// Integers below 2^31.
 OXY_INLINE u32v whole_of(f32v v) {
   return reinterpret_cast<u32v>(__builtin_convertvector(v, i32v));
 }

@@ -1,4 +1,4 @@
-"""Codes of 4 and 8 bits for weights, with scales: the op by its schema, in plain PyTorch."""
+"""Weights quantized to 4 and 8 bits, with scales: the op by its schema, in plain PyTorch."""
 
 from __future__ import annotations
 

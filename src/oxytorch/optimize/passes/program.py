@@ -50,7 +50,7 @@ def run(context: Context) -> None:
     context.is_program = True
     context.closed.update(parts)
     context.closed_roots = []
-    context.applied("program", root, "operators fused in one program for this form of call")
+    context.applied("program", root, "operators fused in one program for this input signature")
 
 
 def _captured(context: Context, sample: Sample) -> Replay:

@@ -38,6 +38,7 @@ from .places import Place, places_of
 from .post_ops import in_place
 from .quantized_layers import Quantization
 from .simplify import escaping, simplify
+from .softmaxes import softmaxes
 from .spellings import spellings
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ ALWAYS: tuple[Pass, ...] = (
     embedding_bags,
     merged_bags,
     attention,
+    softmaxes,
     norms.layer_norms,
     norms.rms_norms,
     norms.gates,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -12,20 +13,23 @@ from torch.nn import functional
 from ...ops.attention import MOST_DIM, is_fast
 from ...rewriting.measure import first_win, numbers
 from ..program import Argument, Some, Step, Value
-from .editor import Editor, known
+from .editor import Editor, are_same, is_same, known
 
 TORCHS, OURS = "aten::_scaled_dot_product_flash_attention_for_cpu", "oxytorch::attention"
 WHOLE = "aten::scaled_dot_product_attention"
 """As `torch.export` leaves it."""
 DTYPES = (torch.float32, torch.bfloat16)
 _ELSEWHERE = (
-    "the kernel takes known sizes in float32 or bfloat16 without dropout, with the heads of a row "
-    "side by side"
+    "the kernel takes a known number of heads in float32 or bfloat16 without dropout, with the "
+    "heads of a row side by side"
 )
+USUAL = ((1, 16), (1, 128), (8, 128), (1, 512))
+"""Batch sizes and lengths that are timed where they are not known, from little work to much."""
 
 
 def attention(editor: Editor) -> None:
-    """Have attention of known sizes computed by the kernel of this package, where it is faster."""
+    """Have attention computed by the kernel of this package, where it is faster; where sizes are
+    not known, at all that are usual."""
     for step in editor.steps.steps:
         if step.target not in (TORCHS, WHOLE):
             continue
@@ -42,11 +46,11 @@ def attention(editor: Editor) -> None:
                 editor.leave(step, _ELSEWHERE)
                 continue
         metas = [_meta(each) for each in (query, key, value)]
-        if dropout != "0.0" or not all(map(_is_known, metas)) or not _lies_by_rows(metas[0]):
+        if dropout != "0.0" or not all(map(_fits, metas)) or not _lies_by_rows(metas[0]):
             editor.leave(step, _ELSEWHERE)
             continue
-        if mask != "none" and not _is_known(_meta(mask.item)):
-            editor.leave(step, "the size of its mask is not known")
+        if mask != "none" and not _is_mask(_meta(mask.item)):
+            editor.leave(step, "its mask has other than four dimensions, or no elements")
             continue
         if not _pays(metas, None if mask == "none" else _meta(mask.item), is_causal == "true"):
             editor.leave(step, "the kernel was timed and is not faster than torch's")
@@ -60,19 +64,31 @@ def _meta(value: Any) -> Any:
     return value.meta if isinstance(value, Value) else None
 
 
-def _is_known(meta: Any) -> bool:
+def _is_mask(meta: Any) -> bool:
     if meta is None or meta.dim() != 4 or meta.dtype not in (*DTYPES, torch.bool):
         return False
-    shape = known(meta.shape)
-    return shape is not None and 0 not in shape and shape[-1] <= max(MOST_DIM, meta.shape[-2])
+    return all(type(size) is not int or size > 0 for size in meta.shape)
+
+
+def _fits(meta: Any) -> bool:
+    """Whether the kernel takes such a tensor, whatever its batch size and length are."""
+    if not _is_mask(meta) or meta.dtype not in DTYPES:
+        return False
+    _, heads, _, dim = meta.shape
+    return type(heads) is int and type(dim) is int and dim <= MOST_DIM
 
 
 def _lies_by_rows(query: Any) -> bool:
     """Whether torch's result, which lies in memory as the query does, lies there as ours: as
     [batch, length, heads, dim]."""
-    if not _is_known(query):
+    if not _fits(query):
         return False
-    _, heads, length, dim = query.shape
+    batch, heads, length, dim = query.shape
+    if known(query.shape) is None:
+        of_batch, of_head, of_row, one = query.stride()
+        is_row = type(of_row) is int and of_row >= heads * dim
+        is_dense = is_same(one, 1) and (heads == 1 or is_same(of_head, dim))
+        return is_row and is_dense and (is_same(batch, 1) or is_same(of_batch, length * of_row))
     ours = (heads * length * dim, dim, heads * dim, 1)
     there = torch.empty_strided(tuple(query.shape), query.stride(), device="meta")
     found = zip(query.shape, torch.empty_like(there).stride(), ours, strict=True)
@@ -90,31 +106,54 @@ def _own(editor: Editor, mask: Argument) -> Argument:
 
 
 def _pays(metas: list[Tensor], mask: Tensor | None, is_causal: bool) -> bool:
-    query, key, _ = metas
-    if query.shape[-1] > MOST_DIM or query.shape[1] % key.shape[1]:
+    query, key, value = metas
+    ends = [[meta.shape[0], meta.shape[3]] for meta in (query, key)]
+    if not (are_same(key.shape, value.shape) and are_same(*ends)):
         return False
-    form = tuple((tuple(t.shape), t.stride(), t.dtype) for t in metas)
-    masked = None if mask is None else (tuple(mask.shape), mask.dtype)
+    if query.shape[1] % key.shape[1]:
+        return False
+    every = [*metas] if mask is None else [*metas, mask]
+    if any(known(meta.shape) is None for meta in every):
+        sizes = [[_of_size(meta, *size) for meta in every] for size in USUAL]
+    else:
+        sizes = [every]
+    form = tuple((tuple(t.shape), t.stride(), t.dtype) for given in sizes for t in given)
+    calls = [_calls(given, is_causal) for given in sizes]
+    return first_win(("program attention", form, is_causal), calls) == 0
+
+
+def _of_size(meta: Tensor, batch: int, length: int) -> Tensor:
+    """A tensor like this one, in which sizes that are not known have these values."""
+    usual = (batch, 1, length, length)
+    shape = [s if type(s) is int else own for s, own in zip(meta.shape, usual, strict=True)]
+    if type(meta.shape[1]) is int and meta.shape[1] > 1:  # no mask, or one of each head
+        rows = (shape[0], shape[2], shape[1], shape[3])
+        return torch.empty(rows, dtype=meta.dtype, device="meta").transpose(1, 2)
+    return torch.empty(shape, dtype=meta.dtype, device="meta")
+
+
+def _calls(given: list[Tensor], is_causal: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Torch's attention and ours, of tensors like these: query, key, value and a mask."""
     ours = torch.ops.oxytorch.attention.default
 
     @cache
-    def given() -> tuple[list[Tensor], Tensor | None]:
-        own_mask = None if mask is None else torch.zeros(tuple(mask.shape), dtype=mask.dtype)
-        return [_alike(meta) for meta in metas], own_mask
+    def tensors() -> tuple[list[Tensor], Tensor | None]:
+        masks = [
+            torch.full(tuple(mask.shape), mask.dtype == torch.bool, dtype=mask.dtype)
+            for mask in given[3:]  # which hides nothing
+        ]
+        return [_alike(meta) for meta in given[:3]], masks[0] if masks else None
 
     def run_plain() -> Tensor:
-        (query, key, value), own_mask = given()
-        return functional.scaled_dot_product_attention(
-            query, key, value, own_mask, is_causal=is_causal
-        )
+        (query, key, value), mask = tensors()
+        return functional.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal)
 
     def run_ours() -> Tensor:
-        tensors, own_mask = given()
-        found: Tensor = ours(*tensors, own_mask, None, is_causal)
+        made, mask = tensors()
+        found: Tensor = ours(*made, mask, None, is_causal)
         return found
 
-    what = ("program attention", form, masked, is_causal)
-    return first_win(what, [(run_plain, run_ours)]) is not None
+    return run_plain, run_ours
 
 
 def _alike(meta: Tensor) -> Tensor:

@@ -305,7 +305,7 @@ def _past_squeeze(editor: Editor, step: Step) -> bool:
 
 def channels_last(editor: Editor) -> None:
     """Have convolutions take their weights, and with them their inputs, in channels-last order:
-    in torch's order oneDNN orders what each takes and returns anew."""
+    in torch's order oneDNN reorders what each takes and returns."""
     found = False
     for step in changeable(editor, lambda step: why_plain(editor, step, any_size=True)):
         x, weight, *rest = step.arguments

@@ -30,7 +30,7 @@ def fuse(graph: Any, samples: Sequence[Any], layouts: bool) -> Outcome:
     _check(changed)
     metas = _known(changed, samples)
     outcome = rewrite(changed, metas, layouts)
-    if outcome.done:
+    if outcome.applied:
         _, *inputs = graph.inputs()
         branch(graph, changed, condition(inputs, samples, metas))
     return outcome

@@ -33,10 +33,10 @@ _STAY = "prim::If", "prim::Loop"
 
 @dataclass
 class Outcome:
-    """What the passes did to a graph: `done` counts new calls, `left` has operators with why."""
+    """What passes did to a graph: `applied` counts new calls, `skipped` has operators with why."""
 
-    done: Counter[str] = field(default_factory=Counter)
-    left: dict[str, str] = field(default_factory=dict)
+    applied: Counter[str] = field(default_factory=Counter)
+    skipped: dict[str, str] = field(default_factory=dict)
 
 
 def rewrite(graph: Any, metas: Metas, layouts: bool) -> Outcome:
@@ -70,7 +70,7 @@ def _stretches(block: Any, aliases: Any, outcome: Outcome) -> Iterator[tuple[lis
             run.append(node)
             continue
         if node.kind() != "prim::Return":
-            outcome.left.setdefault(node.kind(), why)
+            outcome.skipped.setdefault(node.kind(), why)
         if any(each.kind() != "prim::Constant" for each in run):
             yield run, node
         run = []
@@ -124,7 +124,7 @@ def _one(
     """Run the passes on one stretch, and write it back if they changed it."""
     stretch = Stretch(nodes, metas)
     for kind, why in stretch.why_kept.items():
-        outcome.left.setdefault(kind, why)
+        outcome.skipped.setdefault(kind, why)
     before = [*stretch.steps.steps]
     layouts = layouts and not any(node.kind().startswith(_OF_ORDER) for node in stretch.kept)
     improve(stretch.steps, (), storable=True, layouts=layouts)
@@ -133,7 +133,7 @@ def _one(
         return
     _compute_ahead(stretch)
     Writer(graph, stretch, end).write()
-    outcome.done.update(gained)
+    outcome.applied.update(gained)
 
 
 def _compute_ahead(stretch: Stretch) -> None:

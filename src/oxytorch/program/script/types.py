@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from ..words import operator_named
+
 DTYPES = (
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,
     torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.bool, torch.qint8,
@@ -30,15 +32,6 @@ def operator_of(node: Any) -> Any:
         return None
     schema = torch._C.parse_schema(text)
     return operator_named(f"{schema.name}.{schema.overload_name}")
-
-
-def operator_named(name: str) -> Any:
-    """The operator of a name such as "aten::add.Tensor", None if the dispatcher has none."""
-    namespace, _, rest = name.partition("::")
-    packet_name, _, overload = rest.partition(".")
-    packet = getattr(getattr(torch.ops, namespace), packet_name, None)
-    found = getattr(packet, overload or "default", None)
-    return found if isinstance(found, torch._ops.OpOverload) else None
 
 
 def as_given(value: Any, argument: Any) -> Any:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ...graph.errors import CaptureError
 from ..program import Argument, Some, Step, Value
+from ..words import operator_named, value_of
 from .stretch import KEPT, Stretch, number_of_kept
-from .types import DTYPES, FORMATS, LAYOUTS, operator_named
+from .types import DTYPES, FORMATS, LAYOUTS
 
 _OWN_NAMES = {"add": "aten::add.Tensor"}
 """Steps of a program that are no operator's, and the operator."""
@@ -113,15 +114,5 @@ class Writer:
 
 
 def _constant(word: str, kind: str) -> Any:
-    """What a program's word says."""
-    if word == "none":
-        return None
-    if word in _WORDS:
-        return _WORDS[word]
-    if word == "cpu":
-        return torch.device("cpu")
-    if kind == "BoolType":
-        return word == "true"
-    if kind == "StringType":
-        return word[1:-1]
-    return float(word) if kind in ("FloatType", "NumberType") else int(word)
+    """What a program's word says, as TorchScript has it."""
+    return _WORDS[word] if word in _WORDS else value_of(word, kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Hashable, Iterable, Sized
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from ...rewriting import measure
 from ...rewriting.copies import Separation, copied
 from ...rewriting.measure import steady_heap
 from ...rewriting.memory import nbytes
-from ...rewriting.predecessor import CONVERT, leads_on
+from ...rewriting.predecessor import CONVERT, QUANTIZE, leads_on
 from ...rewriting.refusals import check_data, check_evaluation, check_module, check_not_optimized
 from ..weight_only import Progress, shown
 from .prepare import (
@@ -32,7 +33,6 @@ from .prepare import (
     Int8StaticActivationInt8Weight,
     Observations,
     calibration_of,
-    prepare,
     prepared,
 )
 from .recipe import Recipe
@@ -41,10 +41,16 @@ from .runs import names_of
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
+TRACED = (
+    "torch.jit.trace records a quantized model in floating point; call what oxytorch.quantize or "
+    "quantization.convert returned itself, without trace and freeze, or write it with oxytorch.save"
+)
+
+
 class QuantizedReplay(Replay):
     """Stands in for a model's forward: programs whose layers multiply bytes.
 
-    recipe: how layers are computed. A program is made at the first call of each form.
+    recipe: how layers are computed. A program is made at the first call with each input signature.
     """
 
     layers: Layers
@@ -70,6 +76,11 @@ class QuantizedReplay(Replay):
             floating = [name for name, why in self._timed.items() if why == SLOWER]
             self.recipe = self.recipe.with_slower(dict.fromkeys(floating, SLOWER))
             self.layers = self.recipe.chosen()
+
+    def _run_stock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch._C._get_tracing_state() is not None:
+            warnings.warn(TRACED, stacklevel=2)
+        return super()._run_stock(args, kwargs)
 
     def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if form in self._refused or self._is_special():
@@ -229,6 +240,7 @@ def _check_names(calibration: Observations, recipe: Recipe) -> None:
             )
 
 
+@leads_on("quantize", QUANTIZE)
 @with_normal_tensors
 def quantize(
     model: _Model,
@@ -258,7 +270,8 @@ def quantize(
     watching: _Model | None = None
     for data in calibration_data:
         if watching is None:
-            watching = prepare(model, config or Int8StaticActivationInt8Weight(), data)
+            config = config or Int8StaticActivationInt8Weight()
+            watching = prepared(model, config, data, "quantize", "calibration_data[0]")
         show(count, total, "")
         sample = Sample(data)
         try:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ...core.interruption import pass_on_interruption
 from ...core.modes import own_code, with_normal_tensors
 from ...graph.errors import CaptureError
 from ...graph.forward import AroundForward
@@ -86,9 +87,14 @@ def prepare(
 
 
 def prepared(
-    model: _Model, config: Int8StaticActivationInt8Weight, example_inputs: Any, caller: str
+    model: _Model,
+    config: Int8StaticActivationInt8Weight,
+    example_inputs: Any,
+    caller: str,
+    name: str = "example_inputs",
 ) -> _Model:
-    """See `prepare`; caller: the public function, with which the text of an error begins."""
+    """See `prepare`; caller: the public function, with which the text of an error begins; name: of
+    the argument that holds the inputs."""
     check_preparable(caller, model, config)
     check_evaluation(caller, model)
     result = copied(model, caller)
@@ -100,6 +106,11 @@ def prepared(
             calibration.add_form(*sample.call)
     except (CaptureError, ForeignError) as error:
         raise uncapturable(caller, model, error) from error
+    except Exception as error:
+        pass_on_interruption(error)
+        if sample.fits(result):
+            raise
+        raise sample.misfit(result, error, caller, name) from error
     calibration.stand_in()
     return result
 
@@ -191,8 +202,8 @@ class Calibration(AroundForward, Observations):
                     self._see_groups(program, found)
             except (CaptureError, ForeignError) as error:
                 raise ValueError(
-                    f"calibration: a call of this form cannot be captured: {error}; calibrate with "
-                    "others"
+                    f"calibration: a call with these inputs cannot be captured: {error}; calibrate "
+                    "with others"
                 ) from error
         self.calls += 1
         return value

@@ -255,7 +255,7 @@ def _smoothing(data: Any, layers: Mapping[str, LayerRecipe]) -> Smoothing:
         )
     input = _numbers(listed, "input", data.get("input"))
     if factors and input is None:
-        raise ValueError(f"load_recipe: expected input beside factors in the smoothing of {listed}")
+        raise ValueError(f"load_recipe: expected input with factors in the smoothing of {listed}")
     return Smoothing(
         tuple(names), float(alpha), tuple(map(float, factors)), input, str(data.get("why", ""))
     )

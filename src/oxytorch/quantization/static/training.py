@@ -18,7 +18,7 @@ from ...program.passes.places import Place
 from ...program.passes.quantized_layers import Numbers, Smoothing, named
 from ...rewriting.changes import AttributeSet
 from ...rewriting.copies import Separation, copied
-from ...rewriting.refusals import check_module
+from ...rewriting.refusals import attached, check_module
 from .fake import CLAMPS, FakeLayer, FakeModel, FakeNorm, Range, Shared
 from .observers import OBSERVERS
 from .prepare import (
@@ -134,13 +134,7 @@ def _switch(caller: str, frozen: bool) -> bool:
 
 def _training_of(model: nn.Module, caller: str) -> Training:
     check_module(caller, model)
-    found = model.__dict__.get(TRAINING)
-    if not isinstance(found, Training):
-        raise ValueError(
-            f"{caller}: expected a model that oxytorch.quantization.prepare_qat returned, got a "
-            f"{type(model).__name__} that was not prepared for training"
-        )
-    return found
+    return attached(caller, model, TRAINING, Training, "oxytorch.quantization.prepare_qat")
 
 
 class Training(Observations):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...core.tensor_file import bytes_of
+from ...core.whole_file import replacing
 from .errors import LayerError
 from .recipe import Recipe, recipe_data, recipe_from
 
@@ -53,12 +53,8 @@ class Known:
             "errors": {name: [asdict(e) for e in each] for name, each in self.errors.items()},
             "scores": {name: [*each] for name, each in self.scores.items()},
         }
-        unfinished = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            unfinished.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-            os.replace(unfinished, self.path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with replacing(self.path) as file:
+            file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def opened(path: str | Path | None, identity: dict[str, str]) -> Known:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +57,11 @@ def prepare_llamacpp(task: LlmTask) -> Contestant:
     return _contestant(path, task)
 
 
-def write_gguf(model: Any, kind: str, path: Path) -> None:
-    """Writes a model's weights in a type of llama.cpp, without a vocabulary.
+def write_gguf(model: Any, kind: str, path: Path, words: Sequence[str] | None = None) -> None:
+    """Writes a model's weights in a type of llama.cpp; norms stay float32.
 
-    Norms stay float32. Raises Absent for a family that is not in FAMILIES.
+    words: the vocabulary, without which its server does not start; the first three are the unknown
+    word, the begin and the end. Raises Absent for a family that is not in FAMILIES.
     """
     gguf = importlib.import_module("gguf")
     config = model.config
@@ -81,7 +82,10 @@ def write_gguf(model: Any, kind: str, path: Path) -> None:
     writer.add_rope_freq_base(_rope_base(config))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
+    if words is None:
+        writer.add_tokenizer_model("no_vocab")
+    else:
+        _add_vocabulary(writer, gguf.TokenType, words)
     quantized = getattr(gguf.GGMLQuantizationType, kind)
     for name, tensor in _named(model, family):
         values = tensor.detach().float().numpy()
@@ -94,6 +98,18 @@ def write_gguf(model: Any, kind: str, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_vocabulary(writer: Any, kinds: Any, words: Sequence[str]) -> None:
+    special = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([*words[:3], *(f"\u2581{word}" for word in words[3:])])
+    writer.add_token_scores([-float(number) for number in range(len(words))])
+    writer.add_token_types([*special, *[kinds.NORMAL] * (len(words) - 3)])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
 
 
 def _rope_base(config: Any) -> float:

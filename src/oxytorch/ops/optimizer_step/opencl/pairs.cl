@@ -38,7 +38,7 @@ static argument to_argument_scaled(number x, int power) {
   if (isnan(x.high)) return 0x7ff8000000000000ul;
   if (isinf(x.high)) return sign | 0x7ff0000000000000ul;
   if (x.high == 0.0f) return sign;
-  // 2^52 <= |x| 2^shift < 2^53: whole numbers hold the high part, and the low part but for bits
+  // 2^52 <= |x| 2^shift < 2^53: integers hold the high part, and the low part but for bits
   // that float64 has no place for either.
   const int shift = 52 - ilogb(x.high);
   const float at = sign ? -1.0f : 1.0f;

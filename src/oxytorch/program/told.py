@@ -1,0 +1,20 @@
+"""What became of the calls of a model with a program, in words."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .replay import Replay
+
+
+def calls_told(model: nn.Module) -> list[str]:
+    """Which calls its programs serve, and why no others; nothing if it has none."""
+    forwards = (module.__dict__.get("forward") for module in model.modules())
+    return [line for own in forwards if isinstance(own, Replay) for line in _told(own)]
+
+
+def _told(replay: Replay) -> list[str]:
+    forms = len(replay._programs)
+    lines = [f"programs for {forms} form{'s' * (forms != 1)} of call", *replay._builder.told()]
+    refused = dict.fromkeys(replay._refused.copy().values())
+    return [*lines, *(f"a form of call has no program: {why}" for why in refused)]

@@ -1,0 +1,23 @@
+import intel_extension_for_pytorch as ipex
+import torch
+from intel_extension_for_pytorch.quantization import convert, prepare
+from transformers import BertConfig, BertModel
+
+config = BertConfig(
+    vocab_size=128,
+    hidden_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=128,
+)
+model = BertModel(config)
+model.eval()
+data = torch.randint(128, size=[2, 16])
+with torch.no_grad():
+    expected = model(data).last_hidden_state
+
+dynamic_qconfig = ipex.quantization.default_dynamic_qconfig
+prepared_model = prepare(model, dynamic_qconfig, example_inputs=data)
+converted_model = convert(prepared_model)
+with torch.no_grad():
+    outputs = converted_model(data).last_hidden_state
