@@ -235,8 +235,9 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         other = values if isinstance(values, PackedTensor) else self._around(values)
         if type(other) is not type(self):
             self.__class__ = type(other)  # type: ignore[assignment]
-        like = PackedTensor._wrap(type(self), other.shape, other.dtype, other.device)
-        Tensor.data.__set__(self, like)  # type: ignore[attr-defined]
+        with torch.inference_mode(False), no_modes():  # which would make `like` one of its own
+            like = PackedTensor._wrap(type(self), other.shape, other.dtype, other.device)
+            Tensor.data.__set__(self, like)  # type: ignore[attr-defined]
         for name in self._shared_fields:
             setattr(self, name, getattr(other, name))
         cell, self.cell = self.cell, other.cell
