@@ -1,4 +1,4 @@
-"""Conversions, moves and written weights under `torch.inference_mode()` mean what they mean outside."""
+"""Conversions, moves and written weights under `torch.inference_mode()` are those outside of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oxytorch.quantization import Int8Weight
 
 
 def _written(model: nn.Module) -> None:
-    model[0].weight.data = torch.full((96, 64), 0.5, dtype=model[0].weight.dtype)
+    model[0].weight.data = torch.full((1536, 384), 0.01, dtype=model[0].weight.dtype)
 
 
 def _there_and_back(model: nn.Module) -> None:
@@ -37,8 +37,8 @@ CHANGES: dict[str, Callable[[nn.Module], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("way", ["default", "sample", "graph", "bfloat16", "int8"])
 def test_change_under_inference_mode(way: str, change: str, calls_first: bool) -> None:
-    stock = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32)).eval()
-    x = torch.randn(5, 64)
+    stock = nn.Sequential(nn.Linear(384, 1536), nn.GELU(), nn.Linear(1536, 32)).eval()
+    x = torch.randn(5, 384)
     dtype = torch.bfloat16 if way == "bfloat16" else torch.float32
     stock.to(dtype)
     if way == "int8":

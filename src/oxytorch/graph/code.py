@@ -57,8 +57,11 @@ _REFUSED = {
 Elements are written to in containers that the code has made; those given to it are compared."""
 
 _READERS = ("__getattribute__", "__getattr__")
-UNSEEN_OF_TENSORS = frozenset(["_version", "_cdata"])
-"""What is read of tensors without torch's notice."""
+UNSEEN = frozenset(
+    ["_version", "_cdata", "is_inference", "_base", "_is_view", "is_shared", "default_factory",
+     "getweakrefcount", "getweakrefs", "getrefcount"]
+)  # fmt: skip
+"""What is read of tensors without torch's notice, and of other objects without ours."""
 
 _PURE = frozenset(
     ["abs", "all", "any", "bool", "callable", "divmod", "enumerate", "filter", "float", "format",
@@ -403,7 +406,7 @@ def _instructions(
     global_names, attributes = set(), set()
     for instruction in dis.get_instructions(code):
         name = instruction.opname
-        is_unseen = instruction.argval in UNSEEN_OF_TENSORS or instruction.argval == "__dict__"
+        is_unseen = instruction.argval in UNSEEN or instruction.argval == "__dict__"
         if instruction.argval in _READERS and code.co_name not in _READERS:
             is_unseen = True
         if name in ("LOAD_ATTR", "LOAD_METHOD") and is_unseen and reason is None:

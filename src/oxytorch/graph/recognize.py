@@ -272,7 +272,12 @@ def convolution_of_module(module: nn.Module) -> Geometry | None:
         padding = tuple(total // 2 for total in sums)
     if layer.padding_mode != "zeros" or type(padding) is not tuple:
         return None
-    return Geometry(layer.stride, padding, layer.dilation, layer.groups)
+    # A kernel of one element is the same for any; oneDNN crashes on some with channels last.
+    dilation = tuple(
+        1 if length == 1 else step
+        for step, length in zip(layer.dilation, layer.kernel_size, strict=True)
+    )
+    return Geometry(layer.stride, padding, dilation, layer.groups)
 
 
 def linear_of_module(module: nn.Module) -> LinearForm | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..graph.code import UNSEEN_OF_TENSORS, caller_of, watched
+from ..graph.code import UNSEEN, caller_of, watched
 from ..graph.torch_code import is_stateful, is_stateful_code
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -131,7 +131,7 @@ class Codes:
         if _is_watched(code.co_filename):
             self.seen.setdefault(code, frame.f_globals)
             self.reads_functions |= _reads_functions(code)
-            for name in UNSEEN_OF_TENSORS.intersection(code.co_names):
+            for name in UNSEEN.intersection(code.co_names):
                 self._refuse(name)
 
     def _refuse(self, name: str) -> None:
