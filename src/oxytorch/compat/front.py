@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import logging
 from collections.abc import Iterator
@@ -11,10 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch.optim.optimizer import Optimizer
 
-from .. import __version__, isa, math_mode
+from .. import __version__, isa, math_mode, undo
 from .. import optimize as _optimize
 from .. import verbose as _verbose
 from ..optimize.passes import DEFAULT
+from ..rewriting.changes import log_of
 from . import torchscript
 from .autocast import compute_in_own_dtype
 from .errors import not_served
@@ -83,6 +85,9 @@ def optimize(
         if wanted is None and not is_fused:
             return model, optimizer
         return _optimize(model, optimizer=optimizer, dtype=wanted, inplace=inplace)
+    if log_of(model) is not None:  # for training, most often; the predecessor took such a model
+        model = undo(model if inplace else copy.deepcopy(model))
+        inplace = True
     given = {
         "conv_bn_folding": conv_bn_folding,
         "linear_bn_folding": linear_bn_folding,
