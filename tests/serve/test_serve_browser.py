@@ -31,5 +31,5 @@ def test_status_page_shows_what_the_server_did(tmp_path: Path) -> None:
     assert "<h1>oxytorch serve</h1>" in page
     for name, value in (("model", "tiny (language)"), ("slots", "3"), ("running", "0")):
         assert f"<td>{name}</td><td>{value}</td>" in page
-    assert "<td>answers</td><td>1, " in page
+    assert "<td>responses</td><td>1, " in page
     assert "mean time to the first token" in page

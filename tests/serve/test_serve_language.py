@@ -267,7 +267,7 @@ def test_penalties_follow_their_formula(client: openai.OpenAI, single: Single) -
         ({"prompt": TEXT * 5}, 400, "maximum context length is 512"),
         ({"max_tokens": 512}, 400, "maximum context length is 512"),
         ({"max_tokens": 600}, 400, "at most 512, got 600"),
-        ({"n": 17}, 400, "at most 16 answers"),
+        ({"n": 17}, 400, "at most 16 completions"),
         ({"n": 0}, 400, "n: "),
         ({"temperature": -1}, 400, "temperature: "),
         ({"prompt": None}, 400, "prompt is missing"),
