@@ -85,15 +85,15 @@ int release(void*, int, void* data, std::size_t bytes) {
   return unreserve(nullptr, 0, data, whole);
 }
 
-int memory_info(void*, int, std::size_t* free_bytes, std::size_t* total) {
+}  // namespace
+
+namespace oxytorch::memory {
+
+int host_memory_info(void*, int, std::size_t* free_bytes, std::size_t* total) {
   *total = total_bytes();
   *free_bytes = std::size_t(sysconf(_SC_AVPHYS_PAGES)) * std::size_t(sysconf(_SC_PAGESIZE));
   return OXYTORCH_MEMORY_OK;
 }
-
-}  // namespace
-
-namespace oxytorch::memory {
 
 bool may_be_host_memory(const void* data) {
   const auto address = reinterpret_cast<std::uintptr_t>(data);
@@ -105,9 +105,28 @@ bool may_be_host_memory(const void* data) {
 
 #pragma GCC visibility push(default)
 extern "C" int oxytorch_memory_host_source(oxytorch_memory_source* source) {
-  *source = {"host",  nullptr, kHugePage,   1,       allocate, release, reserve, unreserve,
-             create,  destroy, map,         unmap,   grant,    nullptr, nullptr, nullptr,
-             nullptr, nullptr, memory_info, nullptr, nullptr,  nullptr};
+  *source = {"host",
+             nullptr,
+             kHugePage,
+             1,
+             allocate,
+             release,
+             reserve,
+             unreserve,
+             create,
+             destroy,
+             map,
+             unmap,
+             grant,
+             nullptr,
+             nullptr,
+             nullptr,
+             nullptr,
+             nullptr,
+             oxytorch::memory::host_memory_info,
+             nullptr,
+             nullptr,
+             nullptr};
   return OXYTORCH_MEMORY_OK;
 }
 #pragma GCC visibility pop

@@ -1,12 +1,11 @@
 // Pinned memory of the host: a source over that of a device. Its own stream is the processor, whose
 // work is done when the call returns; others are the device's.
-#include <unistd.h>
-
 #include <memory>
 #include <string>
 
 #include "allocator.h"
 #include "failure.h"
+#include "host.h"
 
 namespace {
 
@@ -59,13 +58,6 @@ int is_capturing(void* context, int device, void* stream) {
          of.is_capturing(of.context, device, stream);
 }
 
-int memory_info(void*, int, std::size_t* free_bytes, std::size_t* total_bytes) {
-  const auto page = std::size_t(sysconf(_SC_PAGESIZE));
-  *free_bytes = std::size_t(sysconf(_SC_AVPHYS_PAGES)) * page;
-  *total_bytes = std::size_t(sysconf(_SC_PHYS_PAGES)) * page;
-  return OXYTORCH_MEMORY_OK;
-}
-
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -85,7 +77,7 @@ extern "C" int oxytorch_memory_pinned_source(const oxytorch_memory_source* devic
   source->wait = wait;
   source->forget = forget;
   source->is_capturing = is_capturing;
-  source->memory_info = memory_info;
+  source->memory_info = oxytorch::memory::host_memory_info;
   // In use until the process ends.
   source->context = pinned.release();
   return OXYTORCH_MEMORY_OK;
