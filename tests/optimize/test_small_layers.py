@@ -1,4 +1,5 @@
-"""Layers that are packed for many rows alone: with few, their plain values are multiplied."""
+"""Layers packed for some numbers of rows alone: with others, their plain values are multiplied, or
+those in another order."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 import oxytorch
 from oxytorch.ops.linear import PackedLinearWeight, can_lie_in_panels, linear, supports
-from oxytorch.optimize.passes import pack
+from oxytorch.optimize.passes import pack, precision
 from oxytorch.rewriting import measure
 
 
@@ -114,3 +115,90 @@ def test_weights_lie_where_they_are_faster(
         wide = model.to(torch.float16)
         torch.testing.assert_close(wide(x.half()), plain.half()(x.half()), rtol=1e-2, atol=1e-2)
     assert all(map(torch.equal, oxytorch.undo(optimized).parameters(), own)) or made == "itself"
+
+
+def _packed_for_few(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, has_other_order: bool, transposed: bool
+) -> nn.Module:
+    """A layer in panels for up to 16 rows, without a look at the clock."""
+    if supports(dtype) is not None or not can_lie_in_panels(dtype):
+        pytest.skip("weights of this dtype have one order here")
+    monkeypatch.setattr(measure, "TIMED", True)
+    monkeypatch.setattr(precision, "choose", lambda context: None)
+    monkeypatch.setattr(pack, "SMALLEST_LINEAR", 1)
+    monkeypatch.setattr(pack, "first_win", lambda key, sizes: 0 if has_other_order else None)
+    monkeypatch.setattr(pack, "wins_of", lambda key, sizes: 2)
+    layer = Conv1D(40, 24) if transposed else nn.Linear(24, 40)
+    model = oxytorch.optimize(nn.Sequential(layer).eval(), dtype=dtype)
+    weight: Any = model[0].weight
+    assert weight.in_panels and weight.most_rows == measure.USUAL_ROWS[1] == 16
+    assert weight.has_other_order is has_other_order
+    return model
+
+
+FOR_FEW = [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("dtype", "has_other_order"), FOR_FEW)
+@pytest.mark.parametrize("made", [*COPIES])
+def test_answers_of_layers_in_panels_for_few_rows(
+    made: str,
+    dtype: torch.dtype,
+    has_other_order: bool,
+    transposed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = COPIES[made](_packed_for_few(monkeypatch, dtype, has_other_order, transposed))
+    weight: Any = model[0].weight  # type: ignore[index]
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    with torch.no_grad():
+        for rows in (1, 16, 17, 100, 1):
+            x = torch.randn(2, rows // 2, 24) if rows > 99 else torch.randn(rows, 24)
+            for _ in range(2):
+                values = weight.clone().float()
+                values = values if transposed else values.t()
+                plain = x.to(dtype).float() @ values + model[0].bias.float()  # type: ignore[index]
+                torch.testing.assert_close(
+                    model(x).float(),
+                    plain,
+                    rtol=tolerance,
+                    atol=tolerance * float(plain.abs().max()),
+                )
+            model[0].weight.mul_(-1.5)  # type: ignore[index]
+        model(x)
+    weight = model[0].weight  # type: ignore[index]
+    assert weight.is_packed() and weight.most_rows == 16
+    assert weight.cell.keeps_plain is not has_other_order
+    assert (weight.beside is not None) is has_other_order
+    assert (weight.cell.plain is None) is has_other_order
+
+
+@pytest.mark.parametrize(("dtype", "has_other_order"), FOR_FEW)
+def test_many_rows_take_what_lies_beside_panels(
+    dtype: torch.dtype, has_other_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _packed_for_few(monkeypatch, dtype, has_other_order, False)
+    weight: Any = model[0].weight  # type: ignore[index]
+    # Behind its back, so that it shows which values are used.
+    if has_other_order:
+        ones = torch.ones(40, 24, dtype=dtype)
+        weight.cell.stored.beside = torch.ops.mkldnn._reorder_linear_weight(ones, None)
+    else:
+        weight.cell.plain.fill_(1.0)
+    for rows, is_beside in ((1, False), (16, False), (17, True), (99, True)):
+        found = linear(torch.ones(rows, 24, dtype=dtype), weight)
+        assert bool((found == 24).all()) is is_beside
+
+
+@pytest.mark.parametrize(("dtype", "has_other_order"), FOR_FEW)
+def test_undo_and_report_of_layers_in_panels_for_few_rows(
+    dtype: torch.dtype, has_other_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _packed_for_few(monkeypatch, dtype, has_other_order, False)
+    details = [e.detail for e in oxytorch.explain(model).entries if e.pass_name == "pack"]
+    what = "another order" if has_other_order else "the plain weight"
+    assert any(f"beside {what}, for many rows" in detail for detail in details)
+    weight: Any = model[0].weight  # type: ignore[index]
+    assert weight.nbytes_packed() >= 2 * weight.nbytes
+    assert type(oxytorch.undo(model)[0].weight) is nn.Parameter  # type: ignore[index]

@@ -63,6 +63,28 @@ def test_what_stays_of_torchs_own_may_cost_a_little(monkeypatch: pytest.MonkeyPa
         assert measure.may_stay_beside(("layer", ratio), (torch.Tensor, torch.Tensor)) is stays
 
 
+@pytest.mark.parametrize(
+    ("ratios", "wins"),
+    [
+        ([0.5, 0.5, 0.5], 3),
+        ([0.5, 1.0, 1.0], 3),  # it is nowhere slower
+        ([0.5, 0.9, 1.2], 2),
+        ([0.5, 1.0, 1.2], 1),
+        ([0.5, 1.2, 0.5], 1),  # only smaller sizes count
+        ([1.0, 0.5, 0.5], 0),
+        ([1.2, 0.5, 0.5], 0),
+    ],
+)
+def test_few_rows_win_alone(
+    monkeypatch: pytest.MonkeyPatch, ratios: list[float], wins: int
+) -> None:
+    given = iter(ratios)
+    monkeypatch.setattr(measure, "_known", {})
+    monkeypatch.setattr(measure, "TIMED", True)
+    monkeypatch.setattr(measure, "_ratio", lambda plain, ours: next(given))
+    assert measure.wins_of("few", [(torch.Tensor, torch.Tensor)] * 3) == wins
+
+
 def test_inputs_have_as_many_dimensions_as_the_samples() -> None:
     shapes = {None: (1, 4, 8), (9,): (8,), (9, 8): (4, 8), (2, 3, 5, 8): (1, 1, 4, 8)}
     for size, shape in shapes.items():

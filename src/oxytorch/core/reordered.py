@@ -24,11 +24,20 @@ class ReorderedTensor(PackedTensor):
     @property
     def packed(self) -> Tensor:
         """What the kernel reads."""
+        packed = self._current().packed
+        assert packed is not None
+        return packed
+
+    @property
+    def beside(self) -> Tensor | None:
+        """The same values in another order, for inputs that `packed` is not meant for."""
+        return self._current().beside
+
+    def _current(self) -> _Stored:
         stored: _Stored = self.cell.stored
         if stored.packed is None:  # another thread took the plain values out since it was asked
             stored = self._stored(self.values(), stored.scale)
-            assert stored.packed is not None
-        return stored.packed
+        return stored
 
     @property
     def scale(self) -> Tensor | None:
@@ -37,6 +46,10 @@ class ReorderedTensor(PackedTensor):
 
     def _pack(self, stored: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not say how to reorder values")
+
+    def _pack_beside(self, stored: Tensor) -> Tensor | None:
+        """What `beside` gives."""
+        return None
 
     def _unpack(self, packed: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not say how to restore its values")
@@ -47,7 +60,7 @@ class ReorderedTensor(PackedTensor):
         if stored is not None and stored.packed is not None:
             with self.cell.lock:
                 if self.cell.is_out:  # it is packed again at its next use
-                    self.cell.stored = _Stored(None, stored.scale)
+                    self.cell.stored = _Stored(None, None, stored.scale)
         return plain
 
     def nbytes_packed(self) -> int:
@@ -69,15 +82,16 @@ class ReorderedTensor(PackedTensor):
     def _stored(self, values: Tensor, scale: Tensor | None) -> _Stored:
         values = values.to(self.dtype).contiguous()
         if scale is None:
-            return _Stored(self._pack(values))
+            return _Stored(self._pack(values), self._pack_beside(values))
         stored = (values.float() * self._column(scale)).to(self.dtype).contiguous()
         missed = self._divided(stored, scale)
         bits = _BITS[self.dtype]
         steps = values.view(bits).int() - missed.view(bits).int()
         steps = torch.where(values == missed, 0, steps)
+        forms = self._pack(stored), self._pack_beside(stored)
         if bool((steps.abs() <= 127).all()) and bool(missed.isfinite().all()):
-            return _Stored(self._pack(stored), scale, steps.to(torch.int8))
-        return _Stored(self._pack(stored), scale, None, values.clone())
+            return _Stored(*forms, scale, steps.to(torch.int8))
+        return _Stored(*forms, scale, None, values.clone())
 
     def restore(self) -> Tensor:
         """Return the plain values, a new contiguous tensor of this shape and dtype."""
@@ -111,13 +125,11 @@ class _Stored:
     """
 
     packed: Tensor | None
+    beside: Tensor | None = None
     scale: Tensor | None = None
     correction: Tensor | None = None
     kept: Tensor | None = None
 
     def nbytes(self) -> int:
-        beside = [t for t in (self.correction, self.kept, self.scale) if t is not None]
-        packed = 0
-        if self.packed is not None:
-            packed = int(_nbytes(self.packed)) if self.packed.is_mkldnn else self.packed.nbytes
-        return packed + sum(t.nbytes for t in beside)
+        held = (self.packed, self.beside, self.correction, self.kept, self.scale)
+        return sum(int(_nbytes(t)) if t.is_mkldnn else t.nbytes for t in held if t is not None)

@@ -154,7 +154,7 @@ class Forward(OwnSignature):
             name: (type(weight), weight.fields())
             for name, weight in held.items()
             if isinstance(weight, ReorderedTensor)
-            and (not weight.cell.keeps_plain or getattr(weight, "least_rows", False))
+            and (not weight.cell.keeps_plain or getattr(weight, "takes_plain", False))
         }
         return {**self.__dict__, "_functions": (), "_lost": {**self._lost, **packed}}
 

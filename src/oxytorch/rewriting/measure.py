@@ -228,6 +228,23 @@ def first_win(key: Hashable, sizes: Sequence[Calls], gain: float = GAIN) -> int 
     return first if wins else None
 
 
+def wins_of(key: Hashable, sizes: Sequence[Calls]) -> int:
+    """On how many of the smaller sizes a packed layer is faster than what is taken else; all, where
+    it is nowhere slower.
+
+    key: what the times depend on, besides threads. sizes: both layers, on larger and larger inputs.
+    """
+    ratios = []
+    for number, both in enumerate(sizes):
+        ratios.append(_ratio_of((key, number), both))
+        if ratios[-1] > (GAIN if not number else NO_LOSS):
+            break
+    if ratios[-1] <= NO_LOSS and len(ratios) == len(sizes):
+        return len(sizes)
+    wins = [number for number, ratio in enumerate(ratios, 1) if ratio <= GAIN]
+    return max(wins, default=0)
+
+
 def may_stay_beside(key: Hashable, both: Calls) -> bool:
     """Whether torch's own layer beside a packed one, for few rows, is about as fast as alone.
 

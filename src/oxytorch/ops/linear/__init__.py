@@ -32,12 +32,16 @@ class PackedLinearWeight(ReorderedTensor):
     transposed: the weight is [in_features, out_features], as in GPT-2's Conv1D.
     in_panels: whether it lies in panels where its dtype can; by default float32 does.
     least_rows: with fewer rows the plain values are multiplied, which the weight then keeps.
+    most_rows: with more rows than that, where it is not 0, either the plain values are multiplied
+        as well, or the values in oneDNN's order (`has_other_order`), which lie beside the panels.
     """
 
     transposed: bool = False
     in_panels: bool = False
     least_rows: int = 0
-    _shared_fields = ("transposed", "in_panels", "least_rows")
+    most_rows: int = 0
+    has_other_order: bool = False
+    _shared_fields = ("transposed", "in_panels", "least_rows", "most_rows", "has_other_order")
 
     def __new__(
         cls,
@@ -56,12 +60,26 @@ class PackedLinearWeight(ReorderedTensor):
 
     def repack(self, values: torch.Tensor) -> None:
         super().repack(values)
-        self.cell.keeps_plain |= self.least_rows > 0
+        self.cell.keeps_plain |= self.takes_plain
+
+    @property
+    def takes_plain(self) -> bool:
+        """Whether products with some numbers of rows take the plain values."""
+        return self.least_rows > 0 or (self.most_rows > 0 and not self.has_other_order)
 
     def keep_plain_below(self, least_rows: int, plain: torch.Tensor) -> None:
         """Have products with fewer rows take `plain`, the plain values, from now on."""
         self.least_rows = least_rows
         self.cell.keeps_plain, self.cell.plain = True, plain
+
+    def keep_beside_above(self, most_rows: int, plain: torch.Tensor, has_other_order: bool) -> None:
+        """Have products with more rows take `plain`, the plain values, or these in oneDNN's order
+        from now on."""
+        self.most_rows, self.has_other_order = most_rows, has_other_order
+        if has_other_order:
+            self.repack(plain)
+        else:
+            self.cell.keeps_plain, self.cell.plain = True, plain
 
     def why_not_packed(self) -> str | None:
         return "it is no matrix" if self.dim() != 2 else supports(self.dtype)
@@ -75,12 +93,21 @@ class PackedLinearWeight(ReorderedTensor):
         return self.shape[0 if self.transposed else 1]
 
     def _pack(self, stored: torch.Tensor) -> torch.Tensor:
-        plain = stored.t().contiguous() if self.transposed else stored
         if self.in_panels and can_lie_in_panels(self.dtype):
-            panels = pack_panels(plain, PLAIN_NAMES[self.dtype])
+            panels = pack_panels(self._turned(stored), PLAIN_NAMES[self.dtype])
             return empty_bytes(panels.numel()).view(panels.shape).copy_(panels)
-        packed: torch.Tensor = _MKLDNN._reorder_linear_weight.default(plain, None)
-        return packed
+        return self._reordered(stored)
+
+    def _pack_beside(self, stored: torch.Tensor) -> torch.Tensor | None:
+        return self._reordered(stored) if self.has_other_order else None
+
+    def _turned(self, stored: torch.Tensor) -> torch.Tensor:
+        return stored.t().contiguous() if self.transposed else stored
+
+    def _reordered(self, stored: torch.Tensor) -> torch.Tensor:
+        reordered: torch.Tensor
+        reordered = _MKLDNN._reorder_linear_weight.default(self._turned(stored), None)
+        return reordered
 
     def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
         plain: torch.Tensor
@@ -131,12 +158,16 @@ def linear(
     For inference: autograd does not follow it.
     """
     result: torch.Tensor
-    if weight.least_rows and x.numel() < weight.least_rows * x.shape[-1] and weight.scale is None:
-        plain = weight.cell.plain
-        assert plain is not None  # see keep_plain_below
-        result = F.linear(x, plain.t() if weight.transposed else plain, bias)
-        return result if post_op is NO_POST_OP else post_op.after_(result, other)
-    packed = weight.packed
+    is_for_more = weight.most_rows and x.numel() > weight.most_rows * x.shape[-1]
+    is_for_fewer = weight.least_rows and x.numel() < weight.least_rows * x.shape[-1]
+    if is_for_fewer or (is_for_more and not weight.has_other_order):
+        plain = weight.cell.plain if weight.scale is None else None
+        if plain is not None:
+            result = F.linear(x, plain.t() if weight.transposed else plain, bias)
+            return result if post_op is NO_POST_OP else post_op.after_(result, other)
+    packed = weight.beside if is_for_more else None
+    if packed is None:
+        packed = weight.packed
     if not packed.is_mkldnn:
         return _linear_in_panels(x, weight, bias, post_op, other)
     if post_op.binary is None and post_op.is_fused:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ from ...rewriting.measure import (
     may_stay_beside,
     numbers,
     rows_of,
+    wins_of,
 )
 from ..context import Context
 from .cast import cast_input, short_name
@@ -128,9 +129,14 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
     assert weight is not None
     dtype, before = context.target_dtype(module, weight), weight.dtype
     packed = packed_weight(context, module, weight.detach(), dtype)
-    kind = forward_kind(module)
-    if not _pays(context, module, weight.detach().to(dtype), packed, kind):
+    kind, values = forward_kind(module), weight.detach().to(dtype)
+    taken = packed if _pays(context, module, values, packed, kind) else None
+    if isinstance(packed, PackedLinearWeight):
+        taken = _with_panels(context, module, values, taken)
+    if taken is None:
         return "torch's own is as fast here"
+    packed = taken
+    del values, taken
     if beside:
         packed.cell.keeps_plain, packed.cell.plain = True, weight.detach()
     owners = [owner for owner, _ in context.owners[id(weight)]]
@@ -147,11 +153,10 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
     bytes_of_plain = weight.nbytes
     del weight
     note_freed(bytes_of_plain)
-    is_beside = packed.cell.keeps_plain
     detail = "" if dtype == before else f" as {str(dtype).removeprefix('torch.')}"
-    if is_beside:
-        why = "the weight it shares" if beside else "the plain weight, for few rows"
-        detail += f", beside {why}: +{bytes_of_plain / 2**20:.1f} MiB"
+    what = "the weight it shares" if beside else _beside(packed)
+    if what:
+        detail += f", beside {what}: +{bytes_of_plain / 2**20:.1f} MiB"
     for owner in owners:
         context.applied("pack", owner, f"{type(owner).__name__}{detail}")
     return None
@@ -207,6 +212,59 @@ def _pays(
         packed.keep_plain_below(rows[first], weight)
         return may_stay_beside((*key, rows, first), calls(rows[0]))
     return True
+
+
+def _with_panels(
+    context: Context,
+    module: nn.Module,
+    weight: torch.Tensor,
+    usual: PackedLinearWeight | None,
+) -> PackedLinearWeight | None:
+    """The weight that a layer gets whose number of rows is not known, of what was chosen without a
+    look at panels for few rows alone: oneDNN wakes all threads for a product of one row, which
+    panels need none for, though it may be faster with many.
+
+    usual: in which form it is faster than torch's own; None for torch's own.
+    """
+    size = context.observed.input_sizes.get(module)
+    is_in_panels = usual is not None and usual.in_panels
+    is_open = size is None and measure.TIMED and not is_in_panels
+    if not is_open or not can_lie_in_panels(weight.dtype) or weight.nbytes > MOST_BESIDE:
+        return usual
+    form = context.recognizer.linear(module)
+    assert form is not None
+    rows = rows_of(None, weight.numel())
+
+    @cache
+    def in_panels() -> PackedLinearWeight:
+        return PackedLinearWeight(weight, transposed=form.transposed, in_panels=True)
+
+    def both() -> list[Product]:
+        panels = LinearForward(stand_in(module, in_panels()))
+        if usual is None:
+            return [partial(type(module).forward, stand_in(module, weight)), panels]
+        return [LinearForward(stand_in(module, usual)), panels]
+
+    calls = calls_of(both, weight.shape[0 if form.transposed else 1], None, weight.dtype)
+    key = (*key_of_linear(weight, form.transposed, None), True)
+    if usual is not None:
+        key = ("panels", *key, usual.least_rows)
+    wins = wins_of((*key, rows), [calls(count) for count in rows])
+    if not wins:
+        return usual
+    found = in_panels()
+    if wins < len(rows):
+        found.keep_beside_above(rows[wins - 1], weight, usual is not None)
+    return found
+
+
+def _beside(weight: PackedTensor) -> str | None:
+    """What a weight keeps beside its packed form, in words."""
+    if not isinstance(weight, PackedLinearWeight):
+        return None
+    if weight.most_rows:
+        return f"{'another order' if weight.has_other_order else 'the plain weight'}, for many rows"
+    return "the plain weight, for few rows" if weight.least_rows else None
 
 
 def like_program(own: Geometry, size: tuple[int, ...], weight: torch.Tensor) -> Convolution:
