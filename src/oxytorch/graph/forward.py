@@ -21,7 +21,8 @@ _torch: Any = torch._C  # its stubs lack functions
 
 
 class OwnSignature:
-    """Looks like a module's own forward to code that asks for its names, code and annotations.
+    """Looks like a module's own forward to code that asks for its names, code and annotations, or
+    that binds it to its module as a function (accelerate, where it takes its wrappers off).
 
     module: the one in whose instance dictionary it lies. stands_in: whether it is left out where
     the module's own code is to be looked at (`core.modes.own_code`).
@@ -88,6 +89,8 @@ class AroundForward(OwnSignature):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward without this."""
+        if args and args[0] is self.module:
+            return self(*args[1:], **kwargs)
         if self.inner is not None:
             return self.inner(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
@@ -111,6 +114,8 @@ class Forward(OwnSignature):
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward."""
         module = self.module
+        if args and args[0] is module:
+            return self(*args[1:], **kwargs)
         if torch._C._get_tracing_state() is not None:
             expose_weights(module)
         elif not is_compiling() and not torch._C._len_torch_dispatch_stack():
