@@ -134,3 +134,34 @@ def test_a_tied_head_alone_has_a_gradient() -> None:
         one(inputs_embeds=embedded, labels=TEXT).loss.backward()
         found.append(weight.grad.float())
     assert distance(found[1], found[0]) < 0.05
+
+
+def test_a_prefix_is_trained_before_frozen_weights() -> None:
+    """As in PEFT's prefix tuning: gradients are those of the keys and values of a cache."""
+    from transformers import DynamicCache
+
+    def trained(model: Any) -> list[torch.Tensor]:
+        model.requires_grad_(False)
+        config = model.config
+        generator = torch.Generator().manual_seed(7)
+        heads, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+        count = 2 * config.num_hidden_layers
+        prefix = [torch.randn(2, heads, 3, size, generator=generator) for _ in range(count)]
+        for part in prefix:
+            part.requires_grad_()
+        cache = DynamicCache(config=config)
+        for layer in range(config.num_hidden_layers):
+            cache.update(prefix[2 * layer], prefix[2 * layer + 1], layer)
+        result = model(TEXT, past_key_values=cache)
+        result.logits.pow(2).mean().backward()
+        with torch.no_grad():
+            again = DynamicCache(config=config)
+            for layer in range(config.num_hidden_layers):
+                again.update(prefix[2 * layer], prefix[2 * layer + 1], layer)
+            plain = model(TEXT, past_key_values=again).logits
+        return [result.logits.detach(), plain, *(part.grad for part in prefix)]  # type: ignore[list-item]
+
+    expected = trained(build("llama"))
+    found = trained(llm.optimize(build("llama"), dtype=torch.float32))
+    for own, other in zip(expected, found, strict=True):
+        assert distance(other, own) < 1e-5

@@ -205,7 +205,7 @@ def _extra_state(model: Any, x: torch.Tensor, log: Log) -> None:
 
 @documented("encoder", "images", "linear", "conv2d_norm")
 def _forward_wrapped_and_bound_again(model: Any, x: torch.Tensor, log: Log) -> None:
-    """As accelerate does: a forward is wrapped, found behind the wrapper, and bound as a function."""
+    """As in accelerate: a forward is found behind its wrapper, and bound as a function."""
     for module in (model, *model.children()):
         own = module.forward
         wrapped = functools.wraps(own)(lambda *args, own=own: own(*args) * 2)

@@ -87,6 +87,9 @@ class AroundForward(OwnSignature):
         super().__init__(module)
         self.inner = module.__dict__.get("forward")
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} does not say how to compute")
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward without this."""
         if args and args[0] is self.module:

@@ -306,7 +306,7 @@ def takes(cache: Any, index: int) -> bool:
     """Whether layer `index` of a cache of transformers is one of ours, or can be replaced by one.
 
     A layer of another kind (static, quantized, offloaded) cannot, nor can one that somebody has
-    taken tokens out of.
+    taken tokens out of, nor one of keys that gradients are asked for (a prefix that is trained).
     """
     if not is_dynamic(cache):
         return False
@@ -321,7 +321,9 @@ def takes(cache: Any, index: int) -> bool:
     keys, values = layer.keys, layer.values
     if not length:
         return True
-    return keys is not None and values is not None and keys.shape[-2] == values.shape[-2] == length
+    if keys is None or values is None or not keys.shape[-2] == values.shape[-2] == length:
+        return False
+    return not (torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad))
 
 
 def layer_of(cache: Any, index: int, dtype: torch.dtype) -> PreallocatedLayer:

@@ -130,9 +130,10 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
     dtype, before = context.target_dtype(module, weight), weight.dtype
     packed = packed_weight(context, module, weight.detach(), dtype)
     kind, values = forward_kind(module), weight.detach().to(dtype)
-    taken = packed if _pays(context, module, values, packed, kind) else None
+    pays = _pays(context, module, values, packed, kind)
+    taken: PackedTensor | None = packed if pays else None
     if isinstance(packed, PackedLinearWeight):
-        taken = _with_panels(context, module, values, taken)
+        taken = _with_panels(context, module, values, packed if pays else None)
     if taken is None:
         return "torch's own is as fast here"
     packed = taken
