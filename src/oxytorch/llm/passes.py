@@ -146,7 +146,7 @@ def _expected_gap(context: Context, calls: LayerCalls, plan: LayerPlan) -> float
     if not context.cache_dtype.is_floating_point:
         errors.append(eight_bits.rounding_error(plan.head_dim))
     of_weights = ROUNDED_LAYER * math.hypot(*errors) * checking.added_share(calls)
-    return of_weights + torch.finfo(context.packer.dtype).eps
+    return math.hypot(of_weights, torch.finfo(context.packer.dtype).eps)
 
 
 def _check_rounding(
