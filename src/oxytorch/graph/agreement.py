@@ -36,11 +36,11 @@ fraction of the output's norm. With weights of few bits `ROUNDED_LAYER` takes it
 that differs by more, and the first of each structure with weights of few bits, is compared with its
 own code on the same rounded weights (`SAME_WEIGHTS`)."""
 
-ROUNDED_LAYER = 1.5
+ROUNDED_LAYER = 1.46
 """How many times the rounding error of one product a layer with rounded weights may differ from the
 layer with its plain weights, as a fraction of what the layer adds to its input: two or three
 products follow each other. The error of a product follows from the step of its format
-(`Format.rounding_error`). Rounding to the result's dtype joins it, as a root of squares."""
+(`Format.rounding_error`). The rounding of the result to its dtype comes on top."""
 
 SAME_WEIGHTS = {False: 0.02, True: 0.05}
 """Of a packed layer from its own code in float32 on the same rounded weights, as a fraction of what

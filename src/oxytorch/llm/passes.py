@@ -146,7 +146,7 @@ def _expected_gap(context: Context, calls: LayerCalls, plan: LayerPlan) -> float
     if not context.cache_dtype.is_floating_point:
         errors.append(eight_bits.rounding_error(plan.head_dim))
     of_weights = ROUNDED_LAYER * math.hypot(*errors) * checking.added_share(calls)
-    return math.hypot(of_weights, torch.finfo(context.packer.dtype).eps)
+    return of_weights + torch.finfo(context.packer.dtype).eps / 2
 
 
 def _check_rounding(
@@ -156,8 +156,8 @@ def _check_rounding(
     stored = [stored_form(parameter) for parameter in calls.module.parameters()]
     panels = [weight for weight in stored if isinstance(weight, PanelWeight)]
     is_quantized = any(weight.format != "bf16" for weight in panels)
-    gap, own = checking.gap_of_own_weights(fused, plan, calls, dtype)
     least = SAME_WEIGHTS[is_quantized] * checking.added_share(calls)
+    gap, own = checking.gap_of_own_weights(fused, plan, calls, dtype, least)
     allowed = min(max(least, SAME_WEIGHTS_MULTIPLE * own), COARSE_LAYER)
     if not gap <= allowed:
         raise checking.Differs(
