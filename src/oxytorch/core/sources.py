@@ -104,28 +104,9 @@ class Sources:
         entries += [(m, None, name, m.__dict__.get(name, MISSING)) for m, name in self._methods]
         entries += [(o, None, name, o.__dict__.get(name, MISSING)) for o, name in self._settings]
         self._entries = entries
-        self._present: list[tuple[nn.Module, str, str]] = []
-        if not self._values:
-            tables += (read := [(m, name) for m in (*modules, *owners) for name in _TABLES[1:]])
-            for module, table in read:
-                for key, value in module.__dict__[table].items():
-                    if value is None:
-                        entries.append((module, table, key, None))
-                    else:
-                        self._present.append((module, table, key))
-        self._types = [(m, type(m)) for m in (*modules, *owners, *children)]
-        kinds = dict.fromkeys(type(m) for m in (*modules, *owners))
-        found = {(kind, name): None for kind in kinds for name in ("forward", "__call__")}
-        found |= {(type(m), name): None for m, name in self._methods}
-        self._found = [(kind, name, getattr(kind, name, MISSING)) for kind, name in found]
-        names = dict.fromkeys((*self._names, *(name for k in kinds for name in functions_of(k))))
-        self._globals = [(owner, name, _global(owner, name)) for owner, name in names]
-        self._parts: list[tuple[partial[Any], str, Any]] = []
-        for *_, value in (*entries, *self._found):
-            for own in _partials(value):
-                tables.append((own, _KEYWORDS))
-                entries += [(own, _KEYWORDS, key, item) for key, item in own.keywords.items()]
-                self._parts += _parts_of(own)
+        self._present = self._note_parameters(tables)
+        self._note_classes(children)
+        self._parts = self._note_partials(tables)
         self._sizes = [(m, t, len(_table(m, t))) for m, t in tables]
         self._dictionaries = [(m, t) for m, t in tables if isinstance(m, nn.Module)]
         self._hook_counts = [*map(len, GLOBAL_HOOKS)]
@@ -133,6 +114,40 @@ class Sources:
         self._compared: Places | None = None
         self._looked_at: list[Any] = []
         self._made()
+
+    def _note_parameters(self, tables: list[tuple[Any, str]]) -> list[tuple[nn.Module, str, str]]:
+        """Where parameters and buffers are that are read again at each use; notes which are not."""
+        present: list[tuple[nn.Module, str, str]] = []
+        if not self._values:
+            both = (*self._modules, *self._owners)
+            tables += (read := [(m, name) for m in both for name in _TABLES[1:]])
+            for module, table in read:
+                for key, value in module.__dict__[table].items():
+                    if value is None:
+                        self._entries.append((module, table, key, None))
+                    else:
+                        present.append((module, table, key))
+        return present
+
+    def _note_classes(self, children: list[nn.Module]) -> None:
+        modules, owners = self._modules, self._owners
+        self._types = [(m, type(m)) for m in (*modules, *owners, *children)]
+        kinds = dict.fromkeys(type(m) for m in (*modules, *owners))
+        found = {(kind, name): None for kind in kinds for name in ("forward", "__call__")}
+        found |= {(type(m), name): None for m, name in self._methods}
+        self._found = [(kind, name, getattr(kind, name, MISSING)) for kind, name in found]
+        names = dict.fromkeys((*self._names, *(name for k in kinds for name in functions_of(k))))
+        self._globals = [(owner, name, _global(owner, name)) for owner, name in names]
+
+    def _note_partials(self, tables: list[tuple[Any, str]]) -> list[tuple[partial[Any], str, Any]]:
+        entries = self._entries
+        parts: list[tuple[partial[Any], str, Any]] = []
+        for *_, value in (*entries, *self._found):
+            for own in _partials(value):
+                tables.append((own, _KEYWORDS))
+                entries += [(own, _KEYWORDS, key, item) for key, item in own.keywords.items()]
+                parts += _parts_of(own)
+        return parts
 
     def are_current(self) -> bool:
         """Whether nothing was replaced, added, removed or written to."""
