@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from language_models import build, distance, logits, prompt, usual_distance
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import oxytorch
 from oxytorch import llm
 from oxytorch.llm import arguments, passes
 from oxytorch.llm.packing import Packer
+from tiny import tiny_llama
 
 
 def _coarse(family: str, seed: int = 0, factor: float = 1.0) -> Any:
@@ -214,15 +214,7 @@ def test_a_layer_that_is_a_tenth_off_beyond_rounding_is_left(
         return (found[0] + (off * added.norm() / noise.norm() * noise).to(hidden.dtype),)
 
     monkeypatch.setattr(llm.checking, "fused", spoiled)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-    )
-    model = LlamaForCausalLM(config).eval()
+    model = tiny_llama(0, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
     fast = llm.optimize(model, weights=weights, activation_dtype=activation_dtype)
     report = oxytorch.explain(fast)
     assert len(packed) == report.layers == 4
