@@ -67,6 +67,15 @@ def _check(optimized: nn.Module, model: nn.Module, x: Tensor) -> bool:
     return not ran
 
 
+def _check_proven(model: nn.Module, *shapes: tuple[int, int]) -> None:
+    """Sizes of a shared family are proven, and inputs of other shapes run none of its code."""
+    optimized = _shared(model)
+    family = _family(optimized)
+    assert family.proof is not None, family.unproven
+    for shape in shapes:
+        assert _check(optimized, model, _x(*shape)), shape
+
+
 def test_a_new_size_is_served_at_once() -> None:
     model = Layers().eval()
     optimized = _shared(model)
@@ -95,11 +104,7 @@ def test_parts_of_all_rows_are_proven(takes: Callable[[Tensor], Tensor]) -> None
             return takes(super().forward(x).view(x.shape))
 
     model = Pooled().eval()
-    optimized = _shared(model)
-    family = _family(optimized)
-    assert family.proof is not None, family.unproven
-    for shape in ((2, 41), (9, 30), (11, 300)):
-        assert _check(optimized, model, _x(*shape)), shape
+    _check_proven(model, (2, 41), (9, 30), (11, 300))
 
 
 def test_sizes_that_break_a_condition_run_the_models_code() -> None:
@@ -231,11 +236,7 @@ KINDS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("name", KINDS)
 def test_code_that_asks_about_tensors_is_told_what_it_is_always_told(name: str) -> None:
     model = Layers(KINDS[name]).eval()
-    optimized = _shared(model)
-    family = _family(optimized)
-    assert family.proof is not None, family.unproven
-    for shape in ((2, 41), (9, 30), (11, 299)):
-        assert _check(optimized, model, _x(*shape)), shape
+    _check_proven(model, (2, 41), (9, 30), (11, 299))
 
 
 def test_programs_that_differ_in_what_is_read_are_all_proven() -> None:
