@@ -107,6 +107,46 @@ def test_parts_of_all_rows_are_proven(takes: Callable[[Tensor], Tensor]) -> None
     _check_proven(model, (2, 41), (9, 30), (11, 300))
 
 
+def _images(*layers: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*layers, nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(8, 16, 3, 2)],
+        [nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16)],
+        [nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 16, 1)],
+        [nn.ConvTranspose2d(8, 16, 2, 2)],
+    ],
+    ids=["padded", "of one element", "depthwise", "transposed"],
+)
+def test_batches_of_images_are_proven(layers: list[nn.Module]) -> None:
+    """Torch decides by the batch, and padding takes it as known."""
+    model = _images(*layers)
+    optimized = oxytorch.optimize(model, sample_input=torch.randn(2, 8, 12, 12), passes=["program"])
+    with torch.no_grad():
+        for batch in (3, 5, 6):
+            optimized(torch.randn(batch, 8, 12, 12))
+    family = _family(optimized)
+    assert family.proof is not None, family.unproven
+    assert family.told() == "sizes are proven: new ones are served at once"
+    for batch in (4, 15, 16, 33):
+        assert _check(optimized, model, torch.randn(batch, 8, 12, 12)), batch
+
+
+def test_padding_of_the_batch_is_computed() -> None:
+    class Padded(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.pad(x, (0, 0, 0, 0, 1, 1)) * 2
+
+    model = Padded().eval()
+    optimized = _shared(model)
+    for shape in ((4, 41), (9, 30)):
+        _check(optimized, model, _x(*shape))
+
+
 def test_sizes_that_break_a_condition_run_the_models_code() -> None:
     model = Layers().eval()
     optimized = _shared(model)
