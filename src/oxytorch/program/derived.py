@@ -35,7 +35,7 @@ class Derived:
     def __init__(self, steps: Steps, places: Sequence[int]) -> None:
         self.places = [*places]
         self._steps = steps
-        self._program = steps.program()
+        self.program = steps.program()
         self._pieces: list[_Piece] | None = None
         self._lock = threading.Lock()
         self._noted: _Noted | None = None
@@ -50,7 +50,7 @@ class Derived:
         given = [each.detach() for each in given]  # views of the parameters keep them from a swap
         total = sum(tensor.nbytes for tensor in given)
         if total < LARGE:
-            return self._program(given)[0]
+            return self.program(given)[0]
         if self._pieces is None:
             self._pieces = _pieces(self._steps)
         values: dict[int, Tensor] = {}
