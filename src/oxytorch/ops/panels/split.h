@@ -87,8 +87,8 @@ inline Split split_product(const SplitRules& rules, std::int64_t rows, std::int6
       const std::int64_t chunk = std::max(even, rules.least_rows);
       const std::int64_t items = groups.count * divide_up(rows, chunk);
       const std::int64_t grain = divide_up(items, threads);
-      const std::int64_t cost = thread_cost(rules, std::min(chunk, rows), panels, groups,
-                                            groups.step < taken, grain);
+      const std::int64_t cost =
+          thread_cost(rules, std::min(chunk, rows), panels, groups, groups.step < taken, grain);
       if (best.items == 0 || cost < least) best = {chunk, groups, items, grain}, least = cost;
     }
   };
