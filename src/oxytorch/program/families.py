@@ -139,8 +139,8 @@ class Programs:
 
         hidden = what_hides_ways()
         wanting = [family for family in self._families if family.wants_proof]
-        for family in wanting:
-            family.unproven = hidden or family.unproven
+        for each in wanting:
+            each.unproven = hidden or each.unproven
         way = new_way() if wanting and not hidden else None
 
         def run_once() -> Any:
