@@ -14,9 +14,11 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 
 import oxytorch
@@ -28,25 +30,18 @@ def small() -> tuple[nn.Module, Any]:
     return nn.Sequential(nn.Linear(64, 64), nn.GELU()), torch.randn(1, 64)
 
 
-def bert() -> tuple[nn.Module, Any]:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
+def language_model(kind: str, intermediate_size: int) -> tuple[nn.Module, Any]:
+    """Four layers of a model of transformers by the name of its class."""
+    model = getattr(transformers, kind)
+    config = model.config_class(
         vocab_size=512, hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
-        intermediate_size=1024,
+        intermediate_size=intermediate_size,
     )  # fmt: skip
-    return BertModel(config), torch.randint(512, (1, 32))
+    return model(config), torch.randint(512, (1, 32))
 
 
-def llama() -> tuple[nn.Module, Any]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=256, intermediate_size=768, num_hidden_layers=4,
-        num_attention_heads=4,
-    )  # fmt: skip
-    return LlamaForCausalLM(config), torch.randint(512, (1, 32))
-
+bert = partial(language_model, "BertModel", 1024)
+llama = partial(language_model, "LlamaForCausalLM", 768)
 
 Maker = Callable[[nn.Module, Any], Any]
 BFLOAT16 = torch.bfloat16

@@ -4,8 +4,9 @@
     python benchmarks/memory_checks.py CHECK MODE
 
 CHECK is the name of a function below without `c_`, MODE native or expandable (torch's allocator),
-ours, ours-native or ours-expandable (`oxytorch.memory.use`); for `cpu` default, ours-cpu or
-mallopt. N is the number of steps of `vary`, LIMIT the GiB that it may hold, DET=1 asks for
+ours, ours-native or ours-expandable (`oxytorch.memory.use`); for `cpu` and `cpu_bert` default,
+ours-cpu or mallopt (of the first). N is the number of steps of `vary`, LIMIT the GiB that it may
+hold, DET=1 asks for
 deterministic kernels. Prints one line of JSON.
 """
 
@@ -504,6 +505,29 @@ def c_pool():
     del p
     memory.empty_cache()
     out["after"] = memory.memory_reserved()
+
+
+def c_cpu_bert():
+    # tensors of about the size from which use("cpu") serves them, after optimize
+    import transformers
+
+    import oxytorch
+
+    if mode == "ours-cpu":
+        memory.use("cpu")
+    torch.manual_seed(0)
+    model = transformers.BertModel(transformers.BertConfig()).eval()
+    with torch.inference_mode():
+        for batch in (1, 2, 3):
+            x = torch.randint(0, 30000, (batch, 128))
+            fast = oxytorch.optimize(model, sample_input=x)
+            ts = []
+            for _ in range(15):
+                t = time.perf_counter()
+                fast(x)
+                ts.append((time.perf_counter() - t) * 1e3)
+            ts = sorted(ts[3:])
+            out[f"ms_batch_{batch}"] = [round(ts[0], 2), round(ts[len(ts) // 2], 2)]
 
 
 def c_stats():

@@ -28,6 +28,22 @@ def image_network(classes: int = 10) -> nn.Sequential:
     ).eval()
 
 
+def language_model(kind: str, vocabulary: int = 128, **settings: Any) -> Any:
+    """Two layers of a model of transformers by the name of its class, in evaluation mode."""
+    import transformers
+
+    model = getattr(transformers, kind)
+    config = model.config_class(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        **settings,
+    )
+    return model(config).eval()
+
+
 def training_data() -> list[tuple[Any, Any]]:
     """Five batches of inputs of 16 numbers, and one of four classes for each."""
     return [(torch.rand(8, 16), torch.randint(4, (8,))) for _ in range(5)]

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from oxytorch.core import sources
-from oxytorch.core.sources import SMALL, Sources
+from oxytorch.core.sources import Sources
+from oxytorch.core.tensor_forms import SMALL
 
 LARGE = SMALL // 4 + 1
 FACTOR = 2.0

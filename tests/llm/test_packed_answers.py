@@ -13,6 +13,7 @@ import oxytorch
 from oxytorch import llm
 from oxytorch.llm import arguments, passes
 from oxytorch.llm.packing import Packer
+from tiny import tiny_llama
 
 
 def _coarse(family: str, seed: int = 0, factor: float = 1.0) -> Any:
@@ -34,6 +35,7 @@ _FORMATS: list[dict[str, Any]] = [
     {},
     {"weights": "int8"},
     {"weights": "int4", "group_size": 32},
+    {"weights": "int8", "activation_dtype": "int8", "group_size": 32},
     {"kv_cache": "int8"},
 ]
 
@@ -171,3 +173,49 @@ def test_what_is_interrupted_where_memory_is_short_leaves_plain_weights(
         assert type(parameter) is torch.nn.Parameter and parameter.dtype == torch.float32
     assert "_oxytorch" not in model.__dict__
     assert 0 < distance(logits(model, given), expected) < 0.05
+
+
+@pytest.mark.parametrize("position", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("weights", "activation_dtype"),
+    [
+        ("int8", None),
+        ("int4", None),
+        ("nf4", None),
+        ("fp8", None),
+        ("int8", "int8"),
+        ("int4", "int8"),
+    ],
+)
+@pytest.mark.parametrize("off", [0.0, 0.1])
+def test_a_layer_that_is_a_tenth_off_beyond_rounding_is_left(
+    off: float,
+    weights: str,
+    activation_dtype: str | None,
+    position: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first layer of its structure, and one that is expected to be like the first."""
+    real = llm.checking.fused
+    generator = torch.Generator().manual_seed(0)
+    packed: list[Any] = []
+
+    def spoiled(record: Any, plan: Any, runs: Any, *args: Any) -> tuple[torch.Tensor, ...]:
+        found = real(record, plan, runs, *args)
+        hidden = runs[0][0]
+        if hidden.dtype != torch.bfloat16:  # the plan is tried in float32
+            return found
+        if all(record is not known for known in packed):
+            packed.append(record)
+        if off == 0 or len(packed) - 1 != position:
+            return found
+        added = (found[0] - hidden).float()
+        noise = torch.randn(added.shape, generator=generator)
+        return (found[0] + (off * added.norm() / noise.norm() * noise).to(hidden.dtype),)
+
+    monkeypatch.setattr(llm.checking, "fused", spoiled)
+    model = tiny_llama(0, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
+    fast = llm.optimize(model, weights=weights, activation_dtype=activation_dtype)
+    report = oxytorch.explain(fast)
+    assert len(packed) == report.layers == 4
+    assert report.fused == (4 if off == 0 else 3), str(report)

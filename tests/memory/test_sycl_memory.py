@@ -31,12 +31,7 @@ def test_sycl_memory_is_cached_and_comes_back(sycl_driver: Any) -> None:
     allocator = _core.Allocator(table, "native")
     stream, second = queue.addressof_ref(), other.addressof_ref()
     block = allocator.allocate(0, 3 * MiB, stream)
-    host = bytes(range(256)) * (3 * MiB // 256)
-    there = memory.as_usm_memory(_Span(block, 3 * MiB, queue))
-    there.copy_from_host(host)
-    back = bytearray(3 * MiB)
-    there.copy_to_host(back)
-    assert bytes(back) == host
+    _write_and_read(block, 3 * MiB, queue)
     allocator.record_stream(block, second)
     allocator.free(block)
     queue.wait()
@@ -100,12 +95,7 @@ def test_use_xpu_serves_torchs_calls_from_sycl_memory(
     oxytorch.memory.use("xpu")
     assert there.calls == ["change", "init"]
     block = there.malloc(3 * MiB)
-    host = bytes(range(256)) * (3 * MiB // 256)
-    span = memory.as_usm_memory(_Span(block, 3 * MiB, queue))
-    span.copy_from_host(host)
-    back = bytearray(3 * MiB)
-    span.copy_to_host(back)
-    assert bytes(back) == host
+    _write_and_read(block, 3 * MiB, queue)
     assert oxytorch.memory.memory_allocated("xpu:0") == 3 * MiB
     assert oxytorch.memory.mem_get_info("xpu:0")[1] > 0
     assert "policy native" in oxytorch.memory.memory_summary("xpu:0")
@@ -138,6 +128,16 @@ def test_use_xpu_names_a_policy_that_needs_mapping(
     with pytest.raises(oxytorch.memory.MemoryLibraryError, match="cannot map memory"):
         oxytorch.memory.use("xpu", policy="mapped")
     _sources.xpu.cache_clear()
+
+
+def _write_and_read(address: int, size: int, queue: object) -> None:
+    """Bytes that are copied there and back are the same."""
+    given = bytes(i % 256 for i in range(size))
+    span = memory.as_usm_memory(_Span(address, size, queue))
+    span.copy_from_host(given)
+    back = bytearray(size)
+    span.copy_to_host(back)
+    assert bytes(back) == given
 
 
 class _Span:

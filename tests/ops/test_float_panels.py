@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from itertools import pairwise
 
 import pytest
 import torch
@@ -101,8 +102,9 @@ def test_results_do_not_depend_on_the_number_of_threads(rows: int, width: int) -
 
 
 def _split(rows: int, outputs: int, width: int, threads: int) -> tuple[int, ...]:
-    """Rows and panels of an item, items, and items of a thread."""
-    found = (ctypes.c_int64 * 4)()
+    """Rows of an item, groups of panels and of what they have multiples, items, and items of a
+    thread."""
+    found = (ctypes.c_int64 * 5)()
     address = ctypes.addressof(found)
     _library.functions().oxytorch_split_float_product(rows, outputs, width, threads, address)
     return tuple(found)
@@ -113,13 +115,19 @@ def test_all_threads_have_about_as_much_to_do(threads: int) -> None:
     """Of products that are worth so many; the busiest has at most a third more than its share."""
     for rows in (64, 128, 197, 512, 1000):
         for width, outputs in ((768, 768), (768, 3072), (3072, 768), (768, 2304), (1024, 1000)):
-            chunk, panels, items, grain = _split(rows, outputs, width, threads)
+            chunk, groups, step, items, grain = _split(rows, outputs, width, threads)
             all_panels = -(-outputs // 16)
-            assert items == -(-rows // chunk) * -(-all_panels // panels)
+            assert items == -(-rows // chunk) * groups
             used = -(-items // grain)
-            busiest = grain * min(chunk, rows) * min(panels, all_panels)
+            steps = -(-all_panels // step)
+            ends = [min(i * steps // groups * step, all_panels) for i in range(groups + 1)]
+            assert all(begin < end for begin, end in pairwise(ends)) and ends[-1] == all_panels
+            assert all(chunk * (end - begin) <= 2304 for begin, end in pairwise(ends))
+            shares = [ends[i % groups + 1] - ends[i % groups] for i in range(items)]
+            panels = max(sum(shares[i : i + grain]) for i in range(0, items, grain))
+            busiest = panels * min(chunk, rows)
             share = rows * all_panels / threads
-            assert busiest <= 4 / 3 * share, (rows, width, outputs, chunk, panels, items, grain)
+            assert busiest <= 4 / 3 * share, (rows, width, outputs, chunk, groups, items, grain)
             assert used >= 3 / 4 * threads
 
 

@@ -283,3 +283,14 @@ CASES: list[tuple[str, Callable[[], object]]] = [
 def test_wrong_input_is_named(message: str, call: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
+
+
+@pytest.mark.parametrize("format", CODES)
+@pytest.mark.parametrize("group_size", [32, 128, 256])
+def test_products_err_as_the_step_of_their_format_says(format: str, group_size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(64, 1024, generator=generator) for _ in range(2))
+    codes, scales, zero_points = quantize_weight(weight, format, group_size)
+    rounded = PanelWeight.from_codes(format, codes, scales, zero_points).restore().float()
+    error = ((x @ rounded.T - x @ weight.T).norm() / (x @ weight.T).norm()).item()
+    assert 0.8 < error / FORMATS[format].rounding_error(group_size) < 1.15

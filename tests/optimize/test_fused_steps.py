@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import oxytorch
 from oxytorch import llm
 from oxytorch.core.fused_steps import count_fused_steps
-from oxytorch.core.sources import SMALL
+from oxytorch.core.tensor_forms import SMALL
 from tiny import tiny_llama
 
 WIDTH = 256

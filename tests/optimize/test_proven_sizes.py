@@ -67,6 +67,15 @@ def _check(optimized: nn.Module, model: nn.Module, x: Tensor) -> bool:
     return not ran
 
 
+def _check_proven(model: nn.Module, *shapes: tuple[int, int]) -> None:
+    """Sizes of a shared family are proven, and inputs of other shapes run none of its code."""
+    optimized = _shared(model)
+    family = _family(optimized)
+    assert family.proof is not None, family.unproven
+    for shape in shapes:
+        assert _check(optimized, model, _x(*shape)), shape
+
+
 def test_a_new_size_is_served_at_once() -> None:
     model = Layers().eval()
     optimized = _shared(model)
@@ -95,11 +104,47 @@ def test_parts_of_all_rows_are_proven(takes: Callable[[Tensor], Tensor]) -> None
             return takes(super().forward(x).view(x.shape))
 
     model = Pooled().eval()
-    optimized = _shared(model)
+    _check_proven(model, (2, 41), (9, 30), (11, 300))
+
+
+def _images(*layers: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*layers, nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(8, 16, 3, 2)],
+        [nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16)],
+        [nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 16, 1)],
+        [nn.ConvTranspose2d(8, 16, 2, 2)],
+    ],
+    ids=["padded", "of one element", "depthwise", "transposed"],
+)
+def test_batches_of_images_are_proven(layers: list[nn.Module]) -> None:
+    """Torch decides by the batch, and padding takes it as known."""
+    model = _images(*layers)
+    optimized = oxytorch.optimize(model, sample_input=torch.randn(2, 8, 12, 12), passes=["program"])
+    with torch.no_grad():
+        for batch in (3, 5, 6):
+            optimized(torch.randn(batch, 8, 12, 12))
     family = _family(optimized)
     assert family.proof is not None, family.unproven
-    for shape in ((2, 41), (9, 30), (11, 300)):
-        assert _check(optimized, model, _x(*shape)), shape
+    assert family.told() == "sizes are proven: new ones are served at once"
+    for batch in (4, 15, 16, 33):
+        assert _check(optimized, model, torch.randn(batch, 8, 12, 12)), batch
+
+
+def test_padding_of_the_batch_is_computed() -> None:
+    class Padded(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.pad(x, (0, 0, 0, 0, 1, 1)) * 2
+
+    model = Padded().eval()
+    optimized = _shared(model)
+    for shape in ((4, 41), (9, 30)):
+        _check(optimized, model, _x(*shape))
 
 
 def test_sizes_that_break_a_condition_run_the_models_code() -> None:
@@ -231,11 +276,7 @@ KINDS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("name", KINDS)
 def test_code_that_asks_about_tensors_is_told_what_it_is_always_told(name: str) -> None:
     model = Layers(KINDS[name]).eval()
-    optimized = _shared(model)
-    family = _family(optimized)
-    assert family.proof is not None, family.unproven
-    for shape in ((2, 41), (9, 30), (11, 299)):
-        assert _check(optimized, model, _x(*shape)), shape
+    _check_proven(model, (2, 41), (9, 30), (11, 299))
 
 
 def test_programs_that_differ_in_what_is_read_are_all_proven() -> None:

@@ -77,13 +77,17 @@ def test_every_variable_is_read() -> None:
     assert config.Config.read({"OXYTORCH_AOT_DEVLIST": " "}).aot_devices == ""
 
 
+def _listing(tool: str, *options: str, path: Path = _library.PATH) -> str:
+    """What a tool of binutils prints about a library."""
+    found = shutil.which(tool)
+    if found is None:
+        pytest.skip(f"{tool} is not installed")
+    command = [found, *options, str(path)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 def _needed(path: Path) -> list[str]:
-    readelf = shutil.which("readelf")
-    if readelf is None:
-        pytest.skip("readelf is not installed")
-    listing = subprocess.run(
-        [readelf, "-d", str(path)], check=True, capture_output=True, text=True
-    ).stdout
+    listing = _listing("readelf", "-d", path=path)
     return [line.split("[")[1].rstrip("]") for line in listing.splitlines() if "(NEEDED)" in line]
 
 
@@ -117,12 +121,7 @@ NEWEST = {
 @pytest.mark.parametrize("path", sorted(_library.PATH.parent.glob("*.so")), ids=lambda p: p.name)
 def test_library_needs_no_newer_c_library_than_manylinux_2_28(path: Path) -> None:
     """See core/old_runtime.h."""
-    objdump = shutil.which("objdump")
-    if objdump is None:
-        pytest.skip("objdump is not installed")
-    listing = subprocess.run(
-        [objdump, "-T", str(path)], check=True, capture_output=True, text=True
-    ).stdout
+    listing = _listing("objdump", "-T", path=path)
     found = re.findall(r"\*UND\*.*\((GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)\) (\S+)", listing)
     assert len(found) > 20
     newer = [
@@ -135,12 +134,7 @@ def test_library_needs_no_newer_c_library_than_manylinux_2_28(path: Path) -> Non
 
 @needs_library
 def test_library_exports_its_plain_c_functions_only() -> None:
-    nm = shutil.which("nm")
-    if nm is None:
-        pytest.skip("nm is not installed")
-    listing = subprocess.run(
-        [nm, "-D", "--defined-only", str(_library.PATH)], check=True, capture_output=True, text=True
-    ).stdout
+    listing = _listing("nm", "-D", "--defined-only")
     names = {line.split()[-1] for line in listing.splitlines()}
     ours = {name for name in names if name.startswith("oxytorch_")}
     assert "oxytorch_active_level" in ours

@@ -382,3 +382,16 @@ def test_a_file_holds_the_integers_alone(tmp_path: Path) -> None:
     quantized, path = quantize(model, [torch.randn(4, 512)]), tmp_path / "model.oxy"
     oxytorch.save(quantized, path, sample_input=torch.randn(4, 512))
     assert path.stat().st_size < 0.3 * sum(p.nbytes for p in model.parameters())
+
+
+def test_further_sizes_are_proven_and_served_in_bytes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32)).eval()
+    made = oxytorch.quantize(model, [(torch.randn(8, 64),) for _ in range(3)])
+    with torch.inference_mode():
+        for batch in (2, 5, 3, 7):
+            x = torch.randn(batch, 64)
+            first, again = made(x), made(x)
+            torch.testing.assert_close(first, again, rtol=0, atol=0)
+            assert not torch.equal(first, model(x))
+    assert "sizes are proven" in "\n".join(oxytorch.explain(made).calls)

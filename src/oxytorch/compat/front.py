@@ -76,15 +76,8 @@ def optimize(
         return model if optimizer is None else (model, optimizer)
     wanted = None if dtype == torch.float32 else dtype
     if optimizer is not None:
-        if not model.training:
-            raise ValueError(
-                "optimize: expected a model in training mode with an optimizer; call "
-                "model.train(), or leave the optimizer out for inference"
-            )
         is_fused = _LEVELS[level] if fuse_update_step is None else fuse_update_step
-        if wanted is None and not is_fused:
-            return model, optimizer
-        return _optimize(model, optimizer=optimizer, dtype=wanted, inplace=inplace)
+        return _for_training(model, optimizer, wanted, inplace, is_fused)
     if log_of(model) is not None:  # for training, most often; the predecessor took such a model
         model = undo(model if inplace else copy.deepcopy(model))
         inplace = True
@@ -111,6 +104,19 @@ def optimize(
             passes=passes,
         )
     return compute_in_own_dtype(result, wanted)
+
+
+def _for_training(
+    model: Any, optimizer: Optimizer, dtype: torch.dtype | None, inplace: bool, is_fused: bool
+) -> Any:
+    if not model.training:
+        raise ValueError(
+            "optimize: expected a model in training mode with an optimizer; call "
+            "model.train(), or leave the optimizer out for inference"
+        )
+    if dtype is None and not is_fused:
+        return model, optimizer
+    return _optimize(model, optimizer=optimizer, dtype=dtype, inplace=inplace)
 
 
 def passes_of(level: str, given: dict[str, bool | None]) -> tuple[str, ...] | None:

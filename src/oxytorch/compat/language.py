@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .. import llm
+from ..quantization.configs import WeightConfig
 from ..quantization.layers import output_head
 from .autocast import compute_in_own_dtype
 from .errors import not_served
@@ -49,6 +50,23 @@ def optimize(
             stacklevel=2,
         )
         return model, optimizer
+    _check_served(dtype, qconfig_summary_file, low_precision_checkpoint)
+    weights = _weights_of(quantization_config)
+    is_causal = hasattr(model, "config") and hasattr(model, "generate")
+    if not is_causal or output_head(model) is None:
+        if weights is not None:
+            raise not_served(
+                f"llm.optimize of a {type(model).__name__} with quantization_config",
+                "use oxytorch.quantize_(model, config)",
+            )
+        return optimize_any(model, dtype, inplace=inplace)
+    result = llm.optimize(model, dtype, weights, inplace=inplace)
+    return compute_in_own_dtype(result, None if dtype == torch.float32 else dtype)
+
+
+def _check_served(
+    dtype: torch.dtype, qconfig_summary_file: str | None, low_precision_checkpoint: Any
+) -> None:
     if qconfig_summary_file is not None:
         raise not_served(
             "llm.optimize(qconfig_summary_file=...)",
@@ -62,25 +80,18 @@ def optimize(
         )
     if dtype == torch.float16:
         raise not_served("llm.optimize(dtype=torch.float16)", "use dtype=torch.bfloat16")
-    weights = None
-    if quantization_config is not None:
-        if not isinstance(quantization_config, WeightOnlyMapping):
-            raise not_served(
-                "llm.optimize with this quantization_config",
-                "pass get_weight_only_quant_qconfig_mapping(...), or use "
-                "oxytorch.llm.optimize(model, weights='int8', activation_dtype='int8')",
-            )
-        weights = quantization_config.config
-    is_causal = hasattr(model, "config") and hasattr(model, "generate")
-    if not is_causal or output_head(model) is None:
-        if weights is not None:
-            raise not_served(
-                f"llm.optimize of a {type(model).__name__} with quantization_config",
-                "use oxytorch.quantize_(model, config)",
-            )
-        return optimize_any(model, dtype, inplace=inplace)
-    result = llm.optimize(model, dtype, weights, inplace=inplace)
-    return compute_in_own_dtype(result, None if dtype == torch.float32 else dtype)
+
+
+def _weights_of(quantization_config: Any) -> WeightConfig | None:
+    if quantization_config is None:
+        return None
+    if not isinstance(quantization_config, WeightOnlyMapping):
+        raise not_served(
+            "llm.optimize with this quantization_config",
+            "pass get_weight_only_quant_qconfig_mapping(...), or use "
+            "oxytorch.llm.optimize(model, weights='int8', activation_dtype='int8')",
+        )
+    return quantization_config.config
 
 
 def optimize_transformers(*args: Any, **kwargs: Any) -> Any:

@@ -25,11 +25,8 @@ from .._library import functions_in_known_torch
 from .fused_steps import count_fused_steps
 from .layer_functions import functions_of
 from .packed import PackedTensor
+from .tensor_forms import form, has_form, is_small, is_watchable, same_bits
 from .words import bare_place, has_no_attributes, offsets
-
-SMALL = 64 << 10
-"""Bytes up to which a plain tensor is compared by its values, which sees every write. A larger one
-is compared by its address and version: `.data` and NumPy write past the version."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GLOBAL_HOOKS = tuple(getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS)
@@ -107,28 +104,9 @@ class Sources:
         entries += [(m, None, name, m.__dict__.get(name, MISSING)) for m, name in self._methods]
         entries += [(o, None, name, o.__dict__.get(name, MISSING)) for o, name in self._settings]
         self._entries = entries
-        self._present: list[tuple[nn.Module, str, str]] = []
-        if not self._values:
-            tables += (read := [(m, name) for m in (*modules, *owners) for name in _TABLES[1:]])
-            for module, table in read:
-                for key, value in module.__dict__[table].items():
-                    if value is None:
-                        entries.append((module, table, key, None))
-                    else:
-                        self._present.append((module, table, key))
-        self._types = [(m, type(m)) for m in (*modules, *owners, *children)]
-        kinds = dict.fromkeys(type(m) for m in (*modules, *owners))
-        found = {(kind, name): None for kind in kinds for name in ("forward", "__call__")}
-        found |= {(type(m), name): None for m, name in self._methods}
-        self._found = [(kind, name, getattr(kind, name, MISSING)) for kind, name in found]
-        names = dict.fromkeys((*self._names, *(name for k in kinds for name in functions_of(k))))
-        self._globals = [(owner, name, _global(owner, name)) for owner, name in names]
-        self._parts: list[tuple[partial[Any], str, Any]] = []
-        for *_, value in (*entries, *self._found):
-            for own in _partials(value):
-                tables.append((own, _KEYWORDS))
-                entries += [(own, _KEYWORDS, key, item) for key, item in own.keywords.items()]
-                self._parts += _parts_of(own)
+        self._present = self._note_parameters(tables)
+        self._note_classes(children)
+        self._parts = self._note_partials(tables)
         self._sizes = [(m, t, len(_table(m, t))) for m, t in tables]
         self._dictionaries = [(m, t) for m, t in tables if isinstance(m, nn.Module)]
         self._hook_counts = [*map(len, GLOBAL_HOOKS)]
@@ -136,6 +114,40 @@ class Sources:
         self._compared: Places | None = None
         self._looked_at: list[Any] = []
         self._made()
+
+    def _note_parameters(self, tables: list[tuple[Any, str]]) -> list[tuple[nn.Module, str, str]]:
+        """Where parameters and buffers are that are read again at each use; notes which are not."""
+        present: list[tuple[nn.Module, str, str]] = []
+        if not self._values:
+            both = (*self._modules, *self._owners)
+            tables += (read := [(m, name) for m in both for name in _TABLES[1:]])
+            for module, table in read:
+                for key, value in module.__dict__[table].items():
+                    if value is None:
+                        self._entries.append((module, table, key, None))
+                    else:
+                        present.append((module, table, key))
+        return present
+
+    def _note_classes(self, children: list[nn.Module]) -> None:
+        modules, owners = self._modules, self._owners
+        self._types = [(m, type(m)) for m in (*modules, *owners, *children)]
+        kinds = dict.fromkeys(type(m) for m in (*modules, *owners))
+        found = {(kind, name): None for kind in kinds for name in ("forward", "__call__")}
+        found |= {(type(m), name): None for m, name in self._methods}
+        self._found = [(kind, name, getattr(kind, name, MISSING)) for kind, name in found]
+        names = dict.fromkeys((*self._names, *(name for k in kinds for name in functions_of(k))))
+        self._globals = [(owner, name, _global(owner, name)) for owner, name in names]
+
+    def _note_partials(self, tables: list[tuple[Any, str]]) -> list[tuple[partial[Any], str, Any]]:
+        entries = self._entries
+        parts: list[tuple[partial[Any], str, Any]] = []
+        for *_, value in (*entries, *self._found):
+            for own in _partials(value):
+                tables.append((own, _KEYWORDS))
+                entries += [(own, _KEYWORDS, key, item) for key, item in own.keywords.items()]
+                parts += _parts_of(own)
+        return parts
 
     def are_current(self) -> bool:
         """Whether nothing was replaced, added, removed or written to."""
@@ -340,7 +352,7 @@ class Places:
             self.clocks.append(tensor.cell.clock)
             return
         self.formed.append(tensor)
-        if tensor.layout == torch.strided and _is_small(tensor):
+        if tensor.layout == torch.strided and is_small(tensor):
             self.small.append(tensor)
         else:
             self.versioned.append(tensor)
@@ -380,7 +392,7 @@ class Places:
             count_fused_steps()
         library = functions_in_known_torch()
         counted = [*self.versioned, *self.clocks]
-        watchable = all(map(_is_watchable, counted)) and all(map(_has_form, self.formed))
+        watchable = all(map(is_watchable, counted)) and all(map(has_form, self.formed))
         if library is not None and watchable and library.oxytorch_can_compare_sources():
             self._compare = _in_library(library, self, counted)
             return
@@ -388,7 +400,7 @@ class Places:
         self._is_watchable = watchable
         self._versions = [(t.data_ptr(), _version(t)) for t in counted if watchable]
         self._copies = [t.detach().clone() for t in self.small]
-        self._forms = [_form(t) for t in self.formed if watchable]
+        self._forms = [form(t) for t in self.formed if watchable]
 
     def are_functions_same(self) -> bool:
         """Whether functions have the code and defaults that they had when they were added."""
@@ -412,23 +424,10 @@ class Places:
             and all(_same_items(own, items) for own, items in self.lists)
             and all(_same_items([*own], items) for own, items in self.sets)
             and all(_same_items([*own], keys) for own, keys in self.orders)
-            and [_form(t) for t in self.formed] == self._forms
+            and [form(t) for t in self.formed] == self._forms
             and [(t.data_ptr(), _version(t)) for t in self._counted] == self._versions
-            and all(map(_same_bits, self.small, self._copies))
+            and all(map(same_bits, self.small, self._copies))
         )
-
-
-def _is_watchable(tensor: Tensor) -> bool:
-    """Whether a tensor has an address and counts the writes to it."""
-    return _has_form(tensor) and tensor.device.type == "cpu" and not tensor.is_inference()
-
-
-def _has_form(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_nested
-
-
-def _form(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _in_library(library: ctypes.PyDLL, places: Places, counted: list[Tensor]) -> Callable[[], bool]:
@@ -480,22 +479,6 @@ def _addresses(objects: list[Any]) -> Any:
 
 def _same_items(now: list[Any], then: list[Any]) -> bool:
     return len(now) == len(then) and all(map(is_, now, then))
-
-
-def _is_small(tensor: Tensor) -> bool:
-    return (
-        tensor.layout == torch.strided
-        and tensor.device.type == "cpu"
-        and type(tensor) in (Tensor, nn.Parameter)
-        and tensor.is_contiguous()
-        and tensor.nbytes <= SMALL
-    )
-
-
-def _same_bits(now: Tensor, then: Tensor) -> bool:
-    if now.shape != then.shape or now.dtype != then.dtype:
-        return False
-    return torch.equal(now.detach().view(torch.uint8), then.view(torch.uint8))
 
 
 class _Nothing(Places):

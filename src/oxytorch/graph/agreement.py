@@ -30,15 +30,30 @@ JOINED = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Of the rows of several calls at once from those of the calls alone, as a fraction of the largest
 value: products of other sizes sum in another order."""
 
-PACKED_LAYER = {None: 0.02, 8: 0.05, 4: 0.5}
-"""Of a packed decoder layer from the layer with its plain weights, as a fraction of the output's
-size, by the bits of the codes: rounding to so few bits is no mistake. The first layer of each
-structure, and each that differs by more, is held to `PACKED_MULTIPLE` instead."""
+PACKED_LAYER = 0.02
+"""Of a packed decoder layer from the layer with its plain weights, both in the result's dtype, as a
+fraction of the output's norm. With weights of few bits `ROUNDED_LAYER` takes its place. A layer
+that differs by more, and the first of each structure with weights of few bits, is compared with its
+own code on the same rounded weights (`SAME_WEIGHTS`)."""
 
-PACKED_MULTIPLE = {None: 4.0, "int8": 32.0}
-"""How many times the error of its own code in the result's dtype such a layer may err beside its
-own code with the same rounded weights, by what activations are rounded to: 8 bits are about eight
-times as coarse as bfloat16."""
+ROUNDED_LAYER = 1.46
+"""How many times the rounding error of one product a layer with rounded weights may differ from the
+layer with its plain weights, as a fraction of what the layer adds to its input: two or three
+products follow each other. The error of a product follows from the step of its format
+(`Format.rounding_error`). The rounding of the result to its dtype comes on top."""
+
+SAME_WEIGHTS = {False: 0.02, True: 0.05}
+"""Of a packed layer from its own code in float32 on the same rounded weights, as a fraction of what
+the layer adds to its input, by whether weights are of few bits; or `SAME_WEIGHTS_MULTIPLE`, where
+that is more."""
+
+SAME_WEIGHTS_MULTIPLE = 3.0
+"""How many times the error of its own code in the result's dtype a packed layer may err there. Both
+round their activations, where a packed product does."""
+
+COARSE_LAYER = 0.5
+"""The most that it may err there, as a fraction of the output's norm: its own code gives such a
+layer badly in the result's dtype."""
 
 
 def floating_tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..core.packed import PackedTensor
-from ..ops.convolution import Geometry
+from ..ops.convolution import Geometry, needed_dilation
 from ..ops.post_op import PostOp
 from .activations import activation_of_module
 from .agreement import RECOGNIZED
@@ -272,11 +272,7 @@ def convolution_of_module(module: nn.Module) -> Geometry | None:
         padding = tuple(total // 2 for total in sums)
     if layer.padding_mode != "zeros" or type(padding) is not tuple:
         return None
-    # A kernel of one element is the same for any; oneDNN crashes on some with channels last.
-    dilation = tuple(
-        1 if length == 1 else step
-        for step, length in zip(layer.dilation, layer.kernel_size, strict=True)
-    )
+    dilation = tuple(needed_dilation(layer.dilation, layer.kernel_size, 1))
     return Geometry(layer.stride, padding, dilation, layer.groups)
 
 

@@ -14,11 +14,13 @@ from torch.utils import _pytree as pytree
 from ..core.interruption import pass_on_interruption
 from ..core.packed import PackedTensor
 from ..graph.agreement import FUSED_LAYER, difference
+from ..ops.panels.product import in_255_steps
 from .cache import CacheLayer, rounded_capacity
 from .layer import DecoderLayer, RoutedMlp
 from .matching import Unmatched, layer_index, plans, window_of
 from .observing import LayerCalls
 from .plan import LayerPlan, Products
+from .weights import rounded_activations
 
 
 class Differs(Exception):
@@ -152,6 +154,22 @@ def plain_copy(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
     return _copy(layer, plain)
 
 
+def _rounding_copy(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A plain copy whose products round what they are given, where the packed ones do.
+
+    Of stacked experts, which are one module, the first product does.
+    """
+    copied = plain_copy(layer, dtype)
+    for path, module in layer.named_modules():
+        if rounded_activations(module.parameters(recurse=False)) is not None:
+            copied.get_submodule(path).register_forward_pre_hook(_round_given)
+    return copied
+
+
+def _round_given(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (in_255_steps(args[0].float()).to(args[0].dtype), *args[1:])
+
+
 def _copy(layer: nn.Module, values: Callable[[Tensor], Tensor]) -> nn.Module:
     memo: dict[int, Any] = {id(buffer): buffer for buffer in layer.buffers()}
     for parameter in layer.parameters():
@@ -228,12 +246,18 @@ def packed_gap(
     return _distance_of(found, (calls.output,))
 
 
+def added_share(calls: LayerCalls) -> float:
+    """The norm of what a layer adds to its input, as a fraction of the norm of its output."""
+    return _distance_of((calls.hidden,), (calls.output,))
+
+
 def gap_of_own_weights(
-    record: DecoderLayer, plan: LayerPlan, calls: LayerCalls, dtype: torch.dtype
+    record: DecoderLayer, plan: LayerPlan, calls: LayerCalls, dtype: torch.dtype, enough: float
 ) -> tuple[float, float]:
     """How far a packed layer's output is from that of its own code in float32, with the same
-    rounded weights, and how far that of its own code in `dtype` is from it.
+    rounded weights and activations, and how far that of its own code in `dtype` is from it.
 
+    enough: a distance that needs no comparison with that of its own code, which is then 0.
     Where experts are routed, float32 takes those that the packed layer chose: scores that are
     nearly alike are in another order in each dtype. Rounding of the cache is left out.
     """
@@ -242,16 +266,18 @@ def gap_of_own_weights(
     if isinstance(record.mlp, RoutedMlp):
         noted = replace(record, mlp=_Choice(record.mlp))  # type: ignore[arg-type]
     found = fused(noted, plan, _sample(calls, dtype), dtype)
-    own = original(plain_copy(layer, dtype), plan, _sample(calls, dtype))
-    exact = plain_copy(layer, torch.float32)
-    expected = original(exact, plan, _sample(calls, torch.float32))
-    own_gap = _distance_of(own, expected)
+    exact = _rounding_copy(layer, torch.float32)
+    expected = own_expected = original(exact, plan, _sample(calls, torch.float32))
     if isinstance(noted.mlp, _Choice):
         again = plan.build(exact, Products())
         assert isinstance(again.mlp, RoutedMlp)
         again.mlp = _Choice(again.mlp, noted.mlp.indices)  # type: ignore[assignment]
         expected = fused(again, plan, _sample(calls, torch.float32))
-    return _distance_of(found, expected), own_gap
+    gap = _distance_of(found, expected)
+    if gap <= enough:
+        return gap, 0.0
+    own = original(_rounding_copy(layer, dtype), plan, _sample(calls, dtype))
+    return gap, _distance_of(own, own_expected)
 
 
 def _sample(calls: LayerCalls, dtype: torch.dtype) -> Runs:

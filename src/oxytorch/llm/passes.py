@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +12,15 @@ import torch
 from torch import nn
 
 from ..core.packed import PackedTensor
-from ..graph.agreement import PACKED_LAYER, PACKED_MULTIPLE
+from ..graph.agreement import (
+    COARSE_LAYER,
+    PACKED_LAYER,
+    ROUNDED_LAYER,
+    SAME_WEIGHTS,
+    SAME_WEIGHTS_MULTIPLE,
+)
 from ..ops.panels import PanelWeight
+from ..ops.panels.formats import FORMATS
 from ..quantization.configs import WeightConfig
 from ..quantization.layers import output_head
 from ..rewriting.changes import AttributeSet, ChangeLog
@@ -29,7 +37,7 @@ from .plan import LayerPlan
 from .record import FUSED, fused_model
 from .report import LanguageModelReport
 from .tied import TiedHeadForward
-from .weights import rounded_activations, stored_form
+from .weights import stored_form
 
 
 @dataclass
@@ -120,10 +128,25 @@ def _check_packed(
     """
     dtype, config = context.packer.dtype, context.packer.config
     gap = checking.packed_gap(fused, plan, calls, dtype, context.cache_dtype)
-    is_near = gap <= PACKED_LAYER[None if config is None else config.bits]
+    is_near = gap <= _expected_gap(context, calls, plan)
     if not is_near or (is_first and config is not None):
         _check_rounding(calls, plan, fused, dtype)
     context.report.packed_difference = max(context.report.packed_difference, gap)
+
+
+def _expected_gap(context: Context, calls: LayerCalls, plan: LayerPlan) -> float:
+    """How far rounding usually takes a layer's output, as a fraction of its norm."""
+    config = context.packer.config
+    if config is None:
+        return PACKED_LAYER
+    width, eight_bits = calls.hidden.shape[-1], FORMATS["int8"]
+    errors = [FORMATS[config.format].rounding_error(config.group_size or width)]
+    if config.activation_dtype is not None:
+        errors.append(eight_bits.rounding_error(width))
+    if not context.cache_dtype.is_floating_point:
+        errors.append(eight_bits.rounding_error(plan.head_dim))
+    of_weights = ROUNDED_LAYER * math.hypot(*errors) * checking.added_share(calls)
+    return of_weights + torch.finfo(context.packer.dtype).eps / 2
 
 
 def _check_rounding(
@@ -132,12 +155,10 @@ def _check_rounding(
     """Raises Differs where a layer errs more than its own code does with the same weights."""
     stored = [stored_form(parameter) for parameter in calls.module.parameters()]
     panels = [weight for weight in stored if isinstance(weight, PanelWeight)]
-    activation_dtype = rounded_activations(stored)
     is_quantized = any(weight.format != "bf16" for weight in panels)
-    gap, own = checking.gap_of_own_weights(fused, plan, calls, dtype)
-    least = PACKED_LAYER[8 if is_quantized else None]
-    most = PACKED_LAYER[4]
-    allowed = min(max(least, PACKED_MULTIPLE[activation_dtype] * own), most)
+    least = SAME_WEIGHTS[is_quantized] * checking.added_share(calls)
+    gap, own = checking.gap_of_own_weights(fused, plan, calls, dtype, least)
+    allowed = min(max(least, SAME_WEIGHTS_MULTIPLE * own), COARSE_LAYER)
     if not gap <= allowed:
         raise checking.Differs(
             gap,

@@ -13,6 +13,7 @@
 #include "allocator.h"
 #include "failure.h"
 #include "functions.h"
+#include "source_parts.h"
 
 namespace {
 
@@ -321,12 +322,19 @@ extern "C" int oxytorch_memory_cuda_source(oxytorch_memory_source* source) {
   std::size_t granularity = 0;
   if (can_map && driver.cuMemGetAllocationGranularity(&granularity, &properties, 0))
     granularity = 0;
-  *source = {"CUDA",      cuda.get(),  granularity,   count,       allocate, release,
-             reserve,     unreserve,   create,        destroy,     map,      unmap,
-             grant,       record,      query,         wait,        forget,   is_capturing,
-             memory_info, synchronize, allocate_host, release_host};
-  // The driver is in use until the process ends.
-  cuda.release();
+  *source = {};
+  source->name = "CUDA";
+  source->devices = count;
+  oxytorch::memory::set_segments(*source, allocate, release);
+  oxytorch::memory::set_pages(*source, granularity, reserve, unreserve, create, destroy, map, unmap,
+                              grant);
+  oxytorch::memory::set_events(*source, record, query, wait, forget);
+  oxytorch::memory::set_host_memory(*source, allocate_host, release_host);
+  source->is_capturing = is_capturing;
+  source->memory_info = memory_info;
+  source->synchronize = synchronize;
+  // In use until the process ends.
+  source->context = cuda.release();
   return OXYTORCH_MEMORY_OK;
 }
 #pragma GCC visibility pop

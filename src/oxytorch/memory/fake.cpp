@@ -9,6 +9,7 @@
 
 #include "allocator.h"
 #include "policy.h"
+#include "source_parts.h"
 
 namespace {
 
@@ -250,28 +251,16 @@ int oxytorch_memory_fake_source(const oxytorch_memory_fake* settings,
   Fake* fake = new Fake();
   fake->settings = *settings;
   fake->devices.resize(settings->devices);
-  *source = {"fake",
-             fake,
-             settings->granularity,
-             settings->devices,
-             allocate,
-             release,
-             reserve,
-             unreserve,
-             create,
-             destroy,
-             map,
-             unmap,
-             grant,
-             record,
-             query,
-             wait,
-             forget,
-             nullptr,
-             memory_info,
-             nullptr,
-             allocate,
-             release};
+  *source = {};
+  source->name = "fake";
+  source->context = fake;
+  source->devices = settings->devices;
+  oxytorch::memory::set_segments(*source, allocate, release);
+  oxytorch::memory::set_pages(*source, settings->granularity, reserve, unreserve, create, destroy,
+                              map, unmap, grant);
+  oxytorch::memory::set_events(*source, record, query, wait, forget);
+  oxytorch::memory::set_host_memory(*source, allocate, release);
+  source->memory_info = memory_info;
   return OXYTORCH_MEMORY_OK;
 }
 

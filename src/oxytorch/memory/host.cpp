@@ -9,6 +9,7 @@
 #include "../core/huge_pages.h"
 #include "allocator.h"
 #include "host.h"
+#include "source_parts.h"
 
 namespace {
 
@@ -105,28 +106,13 @@ bool may_be_host_memory(const void* data) {
 
 #pragma GCC visibility push(default)
 extern "C" int oxytorch_memory_host_source(oxytorch_memory_source* source) {
-  *source = {"host",
-             nullptr,
-             kHugePage,
-             1,
-             allocate,
-             release,
-             reserve,
-             unreserve,
-             create,
-             destroy,
-             map,
-             unmap,
-             grant,
-             nullptr,
-             nullptr,
-             nullptr,
-             nullptr,
-             nullptr,
-             oxytorch::memory::host_memory_info,
-             nullptr,
-             nullptr,
-             nullptr};
+  *source = {};
+  source->name = "host";
+  source->devices = 1;
+  oxytorch::memory::set_segments(*source, allocate, release);
+  oxytorch::memory::set_pages(*source, kHugePage, reserve, unreserve, create, destroy, map, unmap,
+                              grant);
+  source->memory_info = oxytorch::memory::host_memory_info;
   return OXYTORCH_MEMORY_OK;
 }
 #pragma GCC visibility pop

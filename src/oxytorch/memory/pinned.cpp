@@ -6,6 +6,7 @@
 #include "allocator.h"
 #include "failure.h"
 #include "host.h"
+#include "source_parts.h"
 
 namespace {
 
@@ -70,12 +71,8 @@ extern "C" int oxytorch_memory_pinned_source(const oxytorch_memory_source* devic
   *source = {};
   source->name = pinned->name.c_str();
   source->devices = device->devices;
-  source->allocate = allocate;
-  source->release = release;
-  source->record = record;
-  source->query = query;
-  source->wait = wait;
-  source->forget = forget;
+  oxytorch::memory::set_segments(*source, allocate, release);
+  oxytorch::memory::set_events(*source, record, query, wait, forget);
   source->is_capturing = is_capturing;
   source->memory_info = oxytorch::memory::host_memory_info;
   // In use until the process ends.

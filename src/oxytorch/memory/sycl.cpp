@@ -13,6 +13,7 @@
 #include "allocator.h"
 #include "failure.h"
 #include "functions.h"
+#include "source_parts.h"
 
 namespace {
 
@@ -131,15 +132,10 @@ int oxytorch_memory_sycl_source(const char* path, void* const* queues, int devic
   *source = {};
   source->name = "SYCL";
   source->devices = devices;
-  source->allocate = allocate;
-  source->release = release;
-  source->record = record;
-  source->query = query;
-  source->wait = wait;
-  source->forget = forget;
+  oxytorch::memory::set_segments(*source, allocate, release);
+  oxytorch::memory::set_events(*source, record, query, wait, forget);
   source->memory_info = memory_info;
-  source->allocate_host = allocate_host;
-  source->release_host = release_host;
+  oxytorch::memory::set_host_memory(*source, allocate_host, release_host);
   // In use until the process ends.
   source->context = sycl.release();
   for (int i = 0; queues && i < devices; ++i) oxytorch_memory_sycl_give(source, i, queues[i]);

@@ -137,8 +137,11 @@ class Programs:
         ):
             return None
 
-        is_wanted = any(family.wants_proof for family in self._families) and not what_hides_ways()
-        way = new_way() if is_wanted else None
+        hidden = what_hides_ways()
+        wanting = [family for family in self._families if family.wants_proof]
+        for each in wanting:
+            each.unproven = hidden or each.unproven
+        way = new_way() if wanting and not hidden else None
 
         def run_once() -> Any:
             with nullcontext() if way is None else way.watching():
@@ -177,6 +180,7 @@ class Programs:
         if served.family is None or served.way is None or not served.family.wants_proof:
             return
         if served.way.unseen:
+            served.family.unproven = served.way.unseen
             return
         form, inputs = form_of_call(args, kwargs)
         with own_code():
@@ -306,7 +310,7 @@ class _Family:
         if len(self._sized) != 1:
             why = "its operators had to be taken apart"
         else:
-            why = self.unproven or "no proof was tried yet"
+            why = self.unproven or "a proof is tried at the next one"
         return f"sizes are not proven, each new one runs the model's code once: {why}"
 
     def _conditions(self, proof: Proof) -> str:

@@ -36,7 +36,7 @@ class _Shown:
         places = {value: place for place, value in enumerate(steps.inputs)}
         before, _ = passes.split(steps, self._lasting)
         self._taken = [places[value] for value in steps.inputs if value in places]
-        self._derived = Derived(before.program(), [places[v] for v in before.inputs])
+        self._derived = Derived(before, [places[v] for v in before.inputs])
         self._program = steps.program()
 
     def _values(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
@@ -44,7 +44,8 @@ class _Shown:
         given = [*tensors, *self._externals]
         derived = self._derived(given)
         if derived is None:  # weights are written to all the time
-            derived, _ = _run(self._derived.program, [given[n] for n in self._derived.places])
+            with torch.no_grad():
+                derived = self._derived.run([given[place] for place in self._derived.places])
         found, _ = _run(self._program, [*(given[place] for place in self._taken), *derived])
         return found if all(map(torch.equal, found[self._read], self._required)) else None
 

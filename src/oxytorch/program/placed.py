@@ -57,7 +57,7 @@ class Placed:
             self._plain: list[Tensor] = []  # lasting inputs that were found to be plain
             self._derived: Derived | None = None
             if derived:
-                self._derived = Derived(before.program(), [places[v] for v in before.inputs])
+                self._derived = Derived(before, [places[v] for v in before.inputs])
 
     def make(self, arguments: Sequence[Any]) -> None:
         """Make what is made once for many calls, before the first of them is timed."""

@@ -32,6 +32,8 @@ from .tape import READS, Recorder
 from .way import Way, new_way
 
 _aten, _prim = torch.ops.aten, torch.ops.prim
+_BY_IMAGES = {_aten.convolution.default, _aten.constant_pad_nd.default}
+"""Operators that compute each image of a batch by itself."""
 _CPU = torch.device("cpu")
 
 
@@ -86,7 +88,9 @@ class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
             raise CaptureError(f"{func} changes the shape of a tensor in place")
         args, kwargs = pytree.tree_map(lambda x: self._behind.get(id(x), x), (args, kwargs))
         with self._fakes:
-            found = func(*args, **kwargs)
+            found = _form_of_batches(func, args) if func in _BY_IMAGES else None
+            if found is None:
+                found = func(*args, **kwargs)
         return pytree.tree_map_only(Tensor, self._seen, found)
 
     def _form(self, tensor: Tensor) -> Form:
@@ -121,6 +125,26 @@ class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
         with _disable_current_modes():
             tensor = tensor.detach().clone()
         super()._literal(tensor, result)
+
+
+def _form_of_batches(func: Any, args: tuple[Any, ...]) -> Tensor | None:
+    """The result of a convolution or of padding of which the size of the batch alone is a symbol;
+    None of others.
+
+    Torch asks for that size to choose among its kernels, which give all batches the same order in
+    memory, or makes it the one of this run: what it asks would become a condition.
+    """
+    image, stride = args[0].shape[1:], args[0].stride()
+    if any(isinstance(n, torch.SymInt) for n in pytree.tree_leaves((image, stride, args[1:]))):
+        return None
+    if func is _aten.constant_pad_nd.default and len(args[1]) > 2 * len(image):
+        return None  # more images
+    batch = args[0].shape[0]
+    if not isinstance(batch, torch.SymInt) or 0 in image or not batch > 0:
+        return None
+    one = torch.empty_strided((batch.node.hint, *image), stride, dtype=args[0].dtype)
+    found = func(one, *args[1:])
+    return torch.empty_strided((batch, *found.shape[1:]), found.stride(), dtype=found.dtype)
 
 
 def _is_whole(func: Any, args: tuple[Any, ...]) -> bool:

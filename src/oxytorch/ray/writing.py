@@ -91,6 +91,18 @@ def write_results(
         num_cpus=cpus_of_a_share(nodes),
         compute=TaskPoolStrategy(size=size),
     )
+    rows, errors, batches, processes = _counted(written, progress)
+    _check_unique(_keys(folder, key), key)
+    skipped = sum(len(part) for part in done)
+    overhead = _overhead(processes.values())
+    repeated = sum(each["batches"] for each in processes.values()) - batches
+    return Written(rows, skipped, errors, time.monotonic() - begin, overhead, repeated)
+
+
+def _counted(
+    written: Dataset, progress: Callable[[int], object] | None
+) -> tuple[int, int, int, dict[str, dict[str, Any]]]:
+    """Rows, mistakes and batches as they are written, and the last batch of each process."""
     processes: dict[str, dict[str, Any]] = {}
     rows = errors = batches = 0
     for batch in written.iter_rows():
@@ -102,11 +114,7 @@ def write_results(
             processes[batch["process"]] = batch
         if progress is not None:
             progress(rows)
-    _check_unique(_keys(folder, key), key)
-    skipped = sum(len(part) for part in done)
-    overhead = _overhead(processes.values())
-    repeated = sum(each["batches"] for each in processes.values()) - batches
-    return Written(rows, skipped, errors, time.monotonic() - begin, overhead, repeated)
+    return rows, errors, batches, processes
 
 
 def _overhead(processes: Iterable[Mapping[str, Any]]) -> float:

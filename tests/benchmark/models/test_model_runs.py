@@ -181,6 +181,8 @@ def test_the_models_of_the_issue_are_there() -> None:
         "resnet50",
         "mobilenet_v2",
         "efficientnet",
+        "regnet",
+        "convnext",
         "vit",
         "lstm",
         "dlrm",

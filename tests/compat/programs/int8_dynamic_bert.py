@@ -1,17 +1,9 @@
 import intel_extension_for_pytorch as ipex
 import torch
 from intel_extension_for_pytorch.quantization import convert, prepare
-from transformers import BertConfig, BertModel
+from program_models import language_model
 
-config = BertConfig(
-    vocab_size=128,
-    hidden_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=128,
-)
-model = BertModel(config)
-model.eval()
+model = language_model("BertModel")
 data = torch.randint(128, size=[2, 16])
 with torch.no_grad():
     expected = model(data).last_hidden_state

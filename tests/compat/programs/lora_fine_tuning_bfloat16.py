@@ -2,8 +2,8 @@ import copy
 
 import intel_extension_for_pytorch as ipex
 import torch
+from program_models import language_model
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM
 
 
 class Adapter(torch.nn.Module):
@@ -18,14 +18,7 @@ class Adapter(torch.nn.Module):
         return self.base(x) + self.B(self.A(x))
 
 
-config = LlamaConfig(
-    vocab_size=64,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-)
-model = LlamaForCausalLM(config).requires_grad_(False)
+model = language_model("LlamaForCausalLM", 64).train().requires_grad_(False)
 for layer in model.model.layers:
     layer.self_attn.q_proj = Adapter(layer.self_attn.q_proj)
     layer.self_attn.v_proj = Adapter(layer.self_attn.v_proj)

@@ -3,17 +3,9 @@ import tempfile
 
 import intel_extension_for_pytorch as ipex
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from program_models import language_model
 
-config = LlamaConfig(
-    vocab_size=128,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    use_cache=False,
-)
-model = LlamaForCausalLM(config).eval()
+model = language_model("LlamaForCausalLM", use_cache=False)
 input_ids = torch.randint(128, size=[1, 16])
 with torch.no_grad():
     expected = model(input_ids).logits

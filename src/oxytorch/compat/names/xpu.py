@@ -15,16 +15,20 @@ NAMES = (
         "get_device_properties get_device_capability init is_initialized synchronize "
         "Stream stream current_stream set_stream Event get_arch_list is_bf16_supported "
         "get_rng_state get_rng_state_all set_rng_state set_rng_state_all manual_seed "
-        "manual_seed_all seed seed_all initial_seed empty_cache memory_stats "
-        "memory_stats_as_nested_dict memory_snapshot memory_allocated max_memory_allocated "
-        "memory_reserved max_memory_reserved reset_peak_memory_stats "
-        "reset_accumulated_memory_stats mem_get_info",
+        "manual_seed_all seed seed_all initial_seed memory_stats_as_nested_dict",
         "torch.xpu", "torch's own",
+    ),
+    *served(
+        "xpu",
+        "empty_cache memory_stats memory_snapshot memory_summary memory_allocated "
+        "max_memory_allocated memory_reserved max_memory_reserved reset_peak_memory_stats "
+        "reset_accumulated_memory_stats mem_get_info",
+        "oxytorch.compat.device_memory",
+        "of `oxytorch.memory` after `use(\"xpu\")`, else torch's own",
     ),
     *served("xpu", "optimize", "oxytorch.compat.front", "as `optimize`"),
     *served("xpu", "has_fp64_dtype", "oxytorch.compat.front"),
     *served("xpu.amp", "autocast", "oxytorch.compat.front", "`torch.autocast(\"xpu\")`"),
-    *elsewhere("xpu", "memory_summary", "use torch.xpu.memory_stats()"),
     *elsewhere(
         "xpu", "caching_allocator_alloc caching_allocator_delete from_usm to_usm",
         "use torch.utils.dlpack to share memory",

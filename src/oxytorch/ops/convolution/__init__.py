@@ -6,8 +6,9 @@ Results come in channels-last order, the order that oneDNN's kernels like best.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -16,6 +17,8 @@ from .._op import Cost, Sample, nbytes, register_onednn
 from .._samples import shape_name, values
 from ..linear import POST_OPS, supports
 from ..post_op import NO_POST_OP, PostOp, with_post_op
+
+T = TypeVar("T")
 
 _MKLDNN = torch.ops.mkldnn
 
@@ -37,6 +40,12 @@ class Geometry:
     def with_height(self) -> Geometry:
         """The same convolution over one more spatial dimension of size 1."""
         return Geometry((1, *self.stride), (0, *self.padding), (1, *self.dilation), self.groups)
+
+
+def needed_dilation(dilation: Sequence[T], kernel_size: Sequence[int], one: T) -> list[T]:
+    """Dilations that are `one` where a kernel has one element, which others do not change: oneDNN
+    crashes on some in bfloat16 with channels last."""
+    return [one if n == 1 else d for d, n in zip(dilation, kernel_size, strict=True)]
 
 
 class PackedConvolutionWeight(ReorderedTensor):

@@ -299,7 +299,7 @@ void run_float_gemm(const Rows& x, const RowsProduct& product) {
       .weight = product.weight,
       .result = product.result,
       .chunk_rows = split.chunk_rows,
-      .item_panels = split.item_panels,
+      .groups = split.groups,
   };
   run_in_pieces(float_gemm_copies, args, split.items, split.grain);
 }
@@ -449,7 +449,8 @@ OXY_EXPORT void oxytorch_split_float_product(std::int64_t rows, std::int64_t out
   using namespace oxytorch;
   const std::int64_t panels = panels_of(out_features, false);
   const Split split = split_float_product(rows, panels, in_features, false, threads);
-  const std::int64_t found[] = {split.chunk_rows, split.item_panels, split.items, split.grain};
+  const std::int64_t found[] = {split.chunk_rows, split.groups.count, split.groups.step,
+                                split.items, split.grain};
   std::copy(std::begin(found), std::end(found), result);
 }
 

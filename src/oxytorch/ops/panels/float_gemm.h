@@ -396,16 +396,14 @@ static void multiply_float_item(const FloatGemmArgs& args, const FloatItem& item
 }
 
 static FloatItem float_item(const FloatGemmArgs& args, std::int64_t i) {
-  const std::int64_t groups = (args.weight.panel_count + args.item_panels - 1) / args.item_panels;
-  FloatItem item{.row = i / groups * args.chunk_rows,
-                 .rows = args.chunk_rows,
-                 .panel = i % groups * args.item_panels,
-                 .panels = args.item_panels};
-  if (item.rows > args.rows - item.row) item.rows = args.rows - item.row;
-  if (item.panels > args.weight.panel_count - item.panel) {
-    item.panels = args.weight.panel_count - item.panel;
-  }
-  return item;
+  const std::int64_t count = args.groups.count, step = args.groups.step, group = i % count;
+  const std::int64_t panels = args.weight.panel_count, steps = (panels + step - 1) / step;
+  const std::int64_t row = i / count * args.chunk_rows, left = args.rows - row;
+  const std::int64_t begin = group * steps / count * step, end = (group + 1) * steps / count * step;
+  return {.row = row,
+          .rows = left < args.chunk_rows ? left : args.chunk_rows,
+          .panel = begin,
+          .panels = (end < panels ? end : panels) - begin};
 }
 
 // A few panels of an item.

@@ -79,8 +79,15 @@ struct GemmArgs {
   const GemmProduct* products;
 };
 
-// float32 x times panels of float32, both as they are. Items are groups of `item_panels` panels
-// times chunks of `chunk_rows` rows, as above; their product is at most kFloatItem.
+// How panels are cut into groups of neighbours: all have a multiple of `step`, the last one aside,
+// and about as many.
+struct PanelGroups {
+  std::int64_t count;
+  std::int64_t step;
+};
+
+// float32 x times panels of float32, both as they are. Items are groups of panels times chunks of
+// `chunk_rows` rows, as above; their product is at most kFloatItem.
 struct FloatGemmArgs {
   const float* x;         // may be misaligned
   std::int64_t x_stride;  // elements between rows
@@ -89,7 +96,7 @@ struct FloatGemmArgs {
   PanelsArgs weight;
   PanelResultArgs result;  // float32, as are its bias and other
   std::int64_t chunk_rows;
-  std::int64_t item_panels;
+  PanelGroups groups;
 };
 
 inline constexpr std::int64_t kFloatItem = 2304;

@@ -14,6 +14,7 @@ struct SplitRules {
   std::int64_t unpacking;     // what reading a panel takes, in rows that it could multiply
   std::int64_t least_panels;  // of an item
   std::int64_t most_panels;
+  std::int64_t least_step;  // panels that items have multiples of, if not all that they may have
   std::int64_t most;        // rows times panels of an item
   std::int64_t most_turns;  // items of a thread, where one each is possible
 };
@@ -24,6 +25,7 @@ inline constexpr SplitRules kCoarseSplit{.row_step = kTileHeight,
                                          .unpacking = 12,
                                          .least_panels = kItemPanels,
                                          .most_panels = kItemPanels,
+                                         .least_step = kItemPanels,
                                          .most = kItemRows * kItemPanels,
                                          .most_turns = 8};
 
@@ -33,6 +35,7 @@ inline constexpr SplitRules kVectorSplit{.row_step = 6,
                                          .unpacking = 6,
                                          .least_panels = kItemPanels,
                                          .most_panels = kItemPanels,
+                                         .least_step = kItemPanels,
                                          .most = kItemRows * kItemPanels,
                                          .most_turns = 8};
 
@@ -43,44 +46,59 @@ constexpr SplitRules float_split(bool is_gated) {
           .unpacking = 8,
           .least_panels = is_gated ? 2 : 1,
           .most_panels = kMostFloatPanels,
+          .least_step = is_gated ? 2 : 1,
           .most = kFloatItem,
           .most_turns = 4};
 }
 
+// Items are chunks of `chunk_rows` rows times groups of panels, all groups of a chunk first.
 struct Split {
   std::int64_t chunk_rows;
-  std::int64_t item_panels;
+  PanelGroups groups;
   std::int64_t items;
   std::int64_t grain;  // items of a thread; all of them where one thread is enough
 };
 
-// The cost of an item in units of its own: the sums of an odd panel do not fill the registers, and
-// each item reads its rows.
-inline std::int64_t item_cost(const SplitRules& rules, std::int64_t rows, std::int64_t panels) {
-  return (round_up(rows, rules.row_step) + rules.unpacking) * (4 * panels + panels % 2 + 2);
+// The cost of what the busiest thread takes of a chunk of rows after the other, in units of its
+// own: the sums of one or two panels do not fill the registers, and each item reads its rows.
+inline std::int64_t thread_cost(const SplitRules& rules, std::int64_t rows, std::int64_t panels,
+                                const PanelGroups& groups, bool is_cut, std::int64_t grain) {
+  const std::int64_t chunks = grain / groups.count, rest = grain % groups.count;
+  const std::int64_t steps = divide_up(panels, groups.step);
+  const std::int64_t some = std::min(divide_up(rest * steps, groups.count) * groups.step, panels);
+  const std::int64_t narrow = is_cut && groups.step < 4 ? (3 - groups.step) * grain : 0;
+  return (round_up(rows, rules.row_step) + rules.unpacking) *
+         (4 * (chunks * panels + some) + chunks * (panels % 2) + narrow + 2 * grain);
 }
 
 // Cuts `rows` rows times `panels` panels for at most `threads` threads, so that the busiest one has
-// the least to do: into about as many items as there are threads, or a few times as many.
+// the least to do: into about as many items as there are threads, or a few times as many. Groups
+// have about as many panels each where they may have a part of `taken`, else as many as possible.
 inline Split split_product(const SplitRules& rules, std::int64_t rows, std::int64_t panels,
                            std::int64_t threads) {
   Split best{};
   std::int64_t least = 0;
-  for (std::int64_t taken = rules.most_panels; taken >= rules.least_panels; taken /= 2) {
-    const std::int64_t groups = divide_up(panels, taken);
+  const auto try_groups = [&](std::int64_t taken, const PanelGroups& groups) {
     const std::int64_t most_rows = std::min(kItemRows, rules.most / taken);
     for (std::int64_t turns = 1; turns <= rules.most_turns; ++turns) {
-      const std::int64_t chunks = std::max(divide_up(rows, most_rows), turns * threads / groups);
+      const std::int64_t chunks =
+          std::max(divide_up(rows, most_rows), turns * threads / groups.count);
       const std::int64_t even = round_up(divide_up(rows, chunks), rules.row_step);
       const std::int64_t chunk = std::max(even, rules.least_rows);
-      const std::int64_t items = groups * divide_up(rows, chunk);
+      const std::int64_t items = groups.count * divide_up(rows, chunk);
       const std::int64_t grain = divide_up(items, threads);
-      // Of a thread's items so many take the last panels, which may be fewer.
-      const std::int64_t short_ones = grain / groups, some_rows = std::min(chunk, rows);
       const std::int64_t cost =
-          (grain - short_ones) * item_cost(rules, some_rows, std::min(taken, panels)) +
-          short_ones * item_cost(rules, some_rows, panels - (groups - 1) * taken);
-      if (best.items == 0 || cost < least) best = {chunk, taken, items, grain}, least = cost;
+          thread_cost(rules, std::min(chunk, rows), panels, groups, groups.step < taken, grain);
+      if (best.items == 0 || cost < least) best = {chunk, groups, items, grain}, least = cost;
+    }
+  };
+  for (std::int64_t taken = rules.most_panels; taken >= rules.least_panels; taken /= 2) {
+    const std::int64_t count = divide_up(panels, taken);
+    try_groups(taken, {count, taken});
+    for (std::int64_t step = taken / 2; step >= rules.least_step; step /= 2) {
+      try_groups(taken, {count, step});
+      const std::int64_t even = round_up(count, threads);
+      if (even != count && even <= divide_up(panels, step)) try_groups(taken, {even, step});
     }
   }
   return best;

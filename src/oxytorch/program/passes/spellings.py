@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...ops.convolution import needed_dilation
 from ..program import Some, Step, Value
 from .editor import Editor, is_contiguous, known
 
@@ -51,7 +52,7 @@ def _in_full(step: Step) -> Step | None:
         return None
     dims = x.meta.dim() - 2
     lists = [each * dims if len(each) == 1 else each for each in (stride, padding, dilation, more)]
-    lists[2] = _apart(lists[2], weight)
+    lists[2] = _needed_dilation(lists[2], weight)
     if lists == [stride, padding, dilation, more]:
         return None
     arguments = [x, weight, bias, *lists[:3], transposed, lists[3], groups]
@@ -95,19 +96,17 @@ def _transposed(step: Step, dims: int) -> Step | None:
     return _of_batch(step, dims, [x, weight, bias, stride, padding, dilation, "true", more, groups])
 
 
-def _apart(dilation: list[Any], weight: Any) -> list[Any]:
-    """Dilations that are 1 where a kernel has one element, which others do not change: oneDNN
-    crashes on some in bfloat16 with channels last."""
+def _needed_dilation(dilation: list[Any], weight: Any) -> list[Any]:
     size = None if weight.meta is None else known(weight.meta.shape)
     if size is None:
         return dilation
-    return ["1" if n == 1 else each for each, n in zip(dilation, size[2:], strict=True)]
+    return needed_dilation(dilation, size[2:], "1")
 
 
 def _of_batch(step: Step, dims: int, arguments: list[Any]) -> Step | None:
     """A convolution of a batch, which is what the one operator for all dimensions takes."""
     x, weight = arguments[:2]
-    arguments[5] = _apart(arguments[5], weight)
+    arguments[5] = _needed_dilation(arguments[5], weight)
     if not isinstance(x, Value) or x.meta is None or x.meta.dim() != dims + 2:
         return None
     return Step("aten::convolution", arguments, step.results)

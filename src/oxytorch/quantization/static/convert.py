@@ -85,6 +85,10 @@ class QuantizedReplay(Replay):
     def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if form in self._refused or self._is_special():
             return self.forward(*args, **kwargs)
+        if self._programs and form not in self._programs and self._may_try():
+            self._shared(form, args, kwargs)  # of which a proof for further sizes is tried
+            if self._programs.get(form):
+                return self(*args, **kwargs)
         try:
             self.prepare(args, kwargs)
         except CaptureError as error:
