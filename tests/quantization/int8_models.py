@@ -39,6 +39,22 @@ class Residual(nn.Module):
         return result
 
 
+class Shuffled(nn.Module):
+    """Two branches that are concatenated and whose channels are shuffled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.left, self.right = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.last = nn.Conv2d(32, 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.first(x)), 2)
+        x = torch.cat([F.relu(self.left(x)), F.relu(self.right(x))], 1)
+        result: Tensor = self.last(F.channel_shuffle(x, 2))
+        return result
+
+
 class Block(nn.Module):
     """One layer of a transformer, with attention written out."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from int8_models import Block, Residual, calibrated, error
+from int8_models import Block, Residual, Shuffled, calibrated, error
 from torch import Tensor, nn
 
 import oxytorch
@@ -65,6 +65,17 @@ def test_depthwise_convolutions_multiply_integers() -> None:
     quantized = quantize(Residual().eval(), IMAGES)
     assert recipe_of(quantized).layers["depthwise"].compute == "static"
     assert programs(quantized).count("oxytorch::quantize_per_tensor") == 2  # the input, the means
+
+
+def test_pooling_concatenation_and_channel_shuffle_move_integers() -> None:
+    model = Shuffled().eval()
+    quantized = quantize(model, IMAGES, Int8StaticActivationInt8Weight(only_faster=False))
+    assert error(run(quantized, IMAGES[0]), run(model, IMAGES[0])) < 0.05
+    text = programs(quantized)
+    assert text.count("oxytorch::quantized_convolution") == 4
+    assert text.count("oxytorch::quantize_per_tensor") == 1  # the input
+    assert "pool" in text and "aten::cat" in text and "aten::channel_shuffle" in text
+    assert "dequantize" not in text
 
 
 def test_small_groups_stay_in_floating_numbers() -> None:

@@ -18,6 +18,7 @@ from ..unpack_panels import unpack_panels
 from . import layout
 from .checks import check_alike, check_codes, check_matrix, check_plain_format, check_tensors
 from .formats import CODES, FORMATS
+from .recover import recovered
 from .rounding import codes_with
 
 _TENSORS = ("packed", "channel_scales", "group_scales", "zero_points")
@@ -28,7 +29,8 @@ class PanelWeight(PackedTensor):
 
     It has the shape and dtype of the plain weight and its values, which are the dequantized ones
     rounded to that dtype. A write quantizes again: an output with the scales that are there where
-    these give the written values exactly, else with new ones, as `quantize_weight` finds them.
+    these give the written values exactly, else with others that do (see `recovered`), else with
+    new ones, as `quantize_weight` finds them.
 
     packed: uint8 [panels, bytes of a panel]. channel_scales: float32 [panels, 16], times
     group_scales float16 or float32 [panels, groups, 16] if there are groups. zero_points: uint8
@@ -252,17 +254,33 @@ class PanelWeight(PackedTensor):
         # NaN stays NaN in a format that has it.
         rows = ((kept != values) & ~(kept.isnan() & values.isnan())).any(1)
         if rows.any():
-            own_codes, own_scales, own_zero_points = quantize_weight(
-                values[rows], self.format, self.group_size, zero_points is None
-            )
+            exactly = self.group_scales is not None and self.group_scales.dtype == torch.float32
+            own_codes, own_scales, own_zero_points = self._quantized(values[rows], exactly)
             codes[rows], scales[rows] = own_codes, own_scales
             if zero_points is not None and own_zero_points is not None:
                 zero_points[rows] = own_zero_points
-            exactly = self.group_scales is not None and self.group_scales.dtype == torch.float32
             tensors = _scale_tensors(scales, zero_points, self.is_gated, exactly)
             for name, tensor in tensors.items():
                 getattr(self, name).copy_(tensor)
         self._write(codes)
+
+    def _quantized(self, values: Tensor, exactly: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """New codes, scales and zero points; those that give the values exactly, where any do."""
+        symmetric = self.zero_points is None
+        codes, scales, zero_points = quantize_weight(
+            values, self.format, self.group_size, symmetric
+        )
+        size = self.group_size or values.shape[1]
+        is_float16 = self.group_scales is not None and not exactly
+        own_codes, own_scales, own_zero_points, found = recovered(
+            self.format, values, size, symmetric, is_float16
+        )
+        grouped = torch.unflatten(codes, 1, (-1, size))
+        grouped[found] = torch.unflatten(own_codes, 1, (-1, size))[found]
+        scales[found] = own_scales[found]
+        if zero_points is not None:
+            zero_points[found] = own_zero_points[found]
+        return codes, scales, zero_points
 
     def why_not_packed(self) -> str | None:
         """Returns why values of this shape and dtype cannot be packed, or None if they can."""
