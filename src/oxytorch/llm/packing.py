@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.own_storage import is_part
 from ..core.packed import PackedTensor
 from ..ops.panels import PanelWeight
 from ..ops.panels.layout import OUTPUTS
@@ -166,7 +167,7 @@ class Packer(Products):
         own = nn.Parameter(tensor.detach(), before.requires_grad)
         self._replace(module, name, own)
         self._made.add(own)
-        if isinstance(tensor, PackedTensor):
+        if isinstance(tensor, PackedTensor) or is_part(tensor):
             self.log.keep_plain_state(module)
         if isinstance(tensor, PackedTensor) and not already:
             is_panels = isinstance(tensor, (PanelWeight, ReorderedPanelWeight))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..core.gradients import give_gradient
+from ..core.own_storage import is_part, with_own_storage
 from ..core.packed import PackedTensor
 from ..ops.panels import PanelWeight
 from .report import Entry, Report
@@ -249,7 +250,9 @@ class ChangeLog:
         self.changes.append(HookAdded(module, registry, handle.id))
 
     def keep_plain_state(self, module: nn.Module) -> None:
-        """Let a module's state dictionary have plain tensors where the module has packed ones."""
+        """Let a module's state dictionary have plain tensors of their own (see `plain_state`)."""
+        if plain_state in module._state_dict_hooks.values():
+            return
         handle = module.register_state_dict_post_hook(plain_state)  # type: ignore[no-untyped-call]
         self.add_hook(module, "_state_dict_hooks", handle)
 
@@ -281,15 +284,18 @@ class ChangeLog:
 def plain_state(
     module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """Give the state dictionary plain tensors where the module holds packed ones.
+    """Give the state dictionary plain tensors where the module holds packed ones, and tensors with
+    storages of their own where it holds parts of a joined one.
 
     The parameters themselves, which `keep_vars=True` asks for, stay in it.
     """
     for name, parameter in module._parameters.items():
-        if not isinstance(parameter, PackedTensor):
+        if parameter is None or state.get(prefix + name, parameter) is parameter:
             continue
-        if state.get(prefix + name, parameter) is not parameter:
+        if isinstance(parameter, PackedTensor):
             state[prefix + name] = parameter.plain()
+        elif is_part(parameter):
+            state[prefix + name] = with_own_storage(parameter)
 
 
 def log_of(model: nn.Module, attribute: str = ATTRIBUTE) -> ChangeLog | None:
