@@ -74,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="where the images go; without it the package's own folder, or the user's where that "
-        "is read-only",
+        "is read-only. Programs find DATA/oxytorch/images with XDG_DATA_HOME=DATA",
     )
     builds.add_argument("--jobs", type=positive, metavar="N", help="compilers at once (all cores)")
     builds.add_argument(
@@ -194,6 +194,11 @@ def _build(arguments: argparse.Namespace) -> int:
         f"oxytorch aot: {result.compiled} images compiled, {result.unchanged} unchanged, "
         f"{result.seconds:.1f} s, in {folder}"
     )
+    if folder.resolve() not in [place.resolve() for place in images.folders()]:
+        print(
+            f"oxytorch aot: images are not looked for in {folder}; programs find those in "
+            "DATA/oxytorch/images, given --out DATA/oxytorch/images and XDG_DATA_HOME=DATA"
+        )
     for failure in result.failures:
         print(f"oxytorch aot: failed: {failure}", file=sys.stderr)
     return 1 if result.failures else 0

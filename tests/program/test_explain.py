@@ -133,3 +133,27 @@ def test_boxes_stand_below_what_they_take_and_do_not_overlap() -> None:
     for row in by_row.values():
         assert all(b - a >= 1 for a, b in zip(sorted(row), sorted(row)[1:], strict=False))
     ElementTree.fromstring(drawing.draw([column, drawing.Column("empty", [], [])]))
+
+
+class _ReadsNumbers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return y.relu() if y.mean().item() > 0 else y.tanh()
+
+
+def test_model_that_cannot_be_captured_is_a_short_error() -> None:
+    with pytest.raises(ValueError, match=r"_ReadsNumbers cannot become a program") as found:
+        oxytorch.graph.explain(_ReadsNumbers().eval(), torch.randn(4, 16))
+    assert "\n" not in str(found.value)
+
+
+def test_optimized_model_without_a_program_says_so() -> None:
+    x = torch.randn(4, 16)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval()
+    fast = oxytorch.optimize(model, sample_input=x)
+    assert "no program runs for calls of this model" in str(oxytorch.graph.explain(fast, x))
+    assert "no program runs" not in str(oxytorch.graph.explain(model, x))

@@ -546,3 +546,9 @@ def test_mistakes_in_the_command_are_told(tmp_path: Path) -> None:
     ):
         done = _convert(*words)
         assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_sample_of_texts_is_refused(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4).eval()
+    with pytest.raises(TypeError, match=r"got a list; of a model that takes texts"):
+        oxytorch.save(model, tmp_path / "m.oxy", sample_input=["a text"])

@@ -17,6 +17,7 @@ from ..program.passes.editor import Note
 from ..program.plan import ArenaPlan, hint
 from ..program.program import Step, Steps, Value
 from ..program.told import calls_told
+from ..rewriting.changes import log_of
 from . import drawing
 
 
@@ -45,13 +46,37 @@ def explain(
         name = type(model).__name__
         if model.training:
             raise ValueError(f"explain: expected {name} in evaluation mode; call model.eval()")
-        with torch.no_grad():
-            exported = torch.export.export(model, args, dict(kwargs or {}))
+        exported = _exported(model, name, args, dict(kwargs or {}))
     found = captured(exported)
     with torch.no_grad():
         after, once, notes = found.improved()
-    calls = () if isinstance(model, ExportedProgram) else tuple(calls_told(model))
+    calls = () if isinstance(model, ExportedProgram) else _calls(model)
     return Explanation(name, found.steps, after, once, tuple(notes), found.names, calls)
+
+
+def _exported(
+    model: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ExportedProgram:
+    try:
+        with torch.no_grad():
+            return torch.export.export(model, args, kwargs)
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"explain: {name} cannot become a program: torch.export cannot capture it "
+            f"({type(error).__name__}: {first}); oxytorch.explain tells what else was done to an "
+            "optimized model"
+        ) from error
+
+
+def _calls(model: nn.Module) -> tuple[str, ...]:
+    told = tuple(calls_told(model))
+    if not told and log_of(model) is not None:
+        return (
+            "no program runs for calls of this model, which oxytorch.explain gives the reason of; "
+            "what follows is the program that torch.export makes of it",
+        )
+    return told
 
 
 @dataclass(frozen=True, repr=False)

@@ -33,6 +33,13 @@ def compare(original: nn.Module, optimized: nn.Module, sample: Sample) -> dict[s
     with sample.running(optimized), torch.no_grad():
         result = pytree.tree_map(_copy, optimized(*sample.args, **sample.kwargs))
     gap = difference(reference, result)
+    if gap == float("inf"):
+        raise VerificationError(
+            f"optimize: verify: the output of {type(optimized).__name__} has NaN, infinities or a "
+            "shape where the original's has not, though no single module's does: masks and inputs "
+            "may be too large for dtype (torch.finfo(dtype).max); keep some modules in float32 "
+            "through dtype={...}"
+        )
     if not gap <= allowed:
         raise VerificationError(
             f"optimize: verify: the output of {type(optimized).__name__} differs from the "

@@ -125,6 +125,12 @@ def _input_data(each: Input) -> list[Any]:
 def _exported(model: nn.Module, sample_input: Any) -> ProgramModel:
     from .export import from_exported  # which who loads a file has no use for
 
+    if isinstance(sample_input, (str, list)):
+        raise TypeError(
+            "save: expected sample_input as a tensor, a tuple or a mapping of tensors, got a "
+            f"{type(sample_input).__name__}; of a model that takes texts, save the transformer "
+            "inside (model[0].auto_model) with what its tokenizer makes"
+        )
     args: tuple[Any, ...] = (sample_input,)
     kwargs: dict[str, Any] = {}
     if isinstance(sample_input, Mapping):

@@ -177,7 +177,10 @@ class SavedProgram {
   static Value described(const Value& metadata) {
     const Value* format = metadata.find("format");
     if (!format || format->text != kFormat) {
-      fail("expected a file that oxytorch.save wrote, got another safetensors file");
+      fail(
+          "expected a program that oxytorch.save wrote, got another safetensors file (those of "
+          "language "
+          "models are read by Python alone)");
     }
     const std::string& version = metadata.at("version", Kind::text).text;
     if (std::ranges::find(kVersions, version) == std::end(kVersions)) {

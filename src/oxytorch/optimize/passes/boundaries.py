@@ -8,6 +8,7 @@ changed; what does not run keeps its dtype.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,8 +40,28 @@ def prepare(context: Context) -> None:
     precision.choose(context)
     _leave_shared(context)
     context.boundaries = _boundaries(context)
+    _warn_of_infinities(context)
     if not context.tries_later:
         try_out(context)
+
+
+def _warn_of_infinities(context: Context) -> None:
+    """Say which inputs of the sample become infinite: masks above all, which then give NaN."""
+    boundary = context.boundaries.get(context.model)
+    takes = None if boundary is None else boundary.takes
+    if context.sample is None or takes is None:
+        return
+    named = {f"argument {i}": value for i, value in enumerate(context.sample.args)}
+    for name, value in {**named, **context.sample.kwargs}.items():
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            continue
+        if torch.equal(value.isinf(), value.to(takes).isinf()):
+            continue
+        warnings.warn(
+            f"optimize: {name} has finite values that are infinite in {takes}, and rows of a mask "
+            f"that are all so give NaN; fill masks with torch.finfo({takes}).min",
+            stacklevel=2,
+        )
 
 
 def wanted(context: Context) -> dict[str, torch.dtype]:
