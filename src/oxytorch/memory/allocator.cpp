@@ -94,6 +94,7 @@ int on_block(oxytorch_memory* memory, const void* data, const char* call, Functi
 }
 
 int write(const std::string& from, char* text, size_t size, size_t* needed) {
+  if (!needed) return fail(OXYTORCH_MEMORY_INVALID, "expected a place for needed, got null");
   *needed = from.size() + 1;
   if (size < *needed) return fail(OXYTORCH_MEMORY_TOO_SMALL, "the buffer is too small");
   std::memcpy(text, from.c_str(), *needed);
@@ -104,6 +105,20 @@ int write(const std::string& from, char* text, size_t size, size_t* needed) {
 bool is_forked(const oxytorch_memory* memory) {
   return memory->source.record && memory->forks != forks.load(std::memory_order_relaxed);
 }
+
+// What a source lacks that a policy calls; null: nothing.
+const char* missing_in(const oxytorch_memory_source& source, int policy) {
+  if (!source.name) return "a name";
+  if (source.devices < 1) return "at least one device";
+  if (policy == OXYTORCH_MEMORY_NATIVE)
+    return source.allocate && source.release ? nullptr : "allocate and release";
+  const bool can_map = source.reserve && source.unreserve && source.create && source.destroy &&
+                       source.map && source.unmap && source.grant && source.memory_info;
+  return can_map ? nullptr
+                 : "reserve, unreserve, create, destroy, map, unmap, grant and memory_info";
+}
+
+int tells_nothing(void*, int, std::size_t*, std::size_t*) { return OXYTORCH_MEMORY_FAILED; }
 
 }  // namespace
 
@@ -126,6 +141,10 @@ extern "C" {
 const char* oxytorch_memory_error(void) { return error.c_str(); }
 
 oxytorch_memory* oxytorch_memory_create(const oxytorch_memory_source* source, int policy) {
+  if (!source) {
+    fail(OXYTORCH_MEMORY_INVALID, "expected a source, got null");
+    return nullptr;
+  }
   if (policy < OXYTORCH_MEMORY_NATIVE || policy > OXYTORCH_MEMORY_EXPANDABLE) {
     fail(OXYTORCH_MEMORY_INVALID, "expected a policy from 0 to 2, got " + std::to_string(policy));
     return nullptr;
@@ -135,9 +154,14 @@ oxytorch_memory* oxytorch_memory_create(const oxytorch_memory_source* source, in
          std::string(source->name) + " cannot map memory; use the native policy");
     return nullptr;
   }
+  if (const char* missing = missing_in(*source, policy)) {
+    fail(OXYTORCH_MEMORY_INVALID, std::string("expected a source with ") + missing);
+    return nullptr;
+  }
   Living& living = Living::get();
   auto memory = std::make_unique<oxytorch_memory>();
   memory->source = *source;
+  if (!source->memory_info) memory->source.memory_info = tells_nothing;
   memory->forks = forks.load();
   const auto make = policy == OXYTORCH_MEMORY_NATIVE   ? oxytorch::memory::make_native
                     : policy == OXYTORCH_MEMORY_MAPPED ? oxytorch::memory::make_mapped
@@ -159,6 +183,7 @@ void oxytorch_memory_destroy(oxytorch_memory* memory) {
 
 int oxytorch_memory_allocate(oxytorch_memory* memory, int device, size_t bytes, void* stream,
                              void** data) {
+  if (!data) return fail(OXYTORCH_MEMORY_INVALID, "expected a place for data, got null");
   *data = nullptr;
   if (is_forked(memory))
     return fail(OXYTORCH_MEMORY_FAILED,

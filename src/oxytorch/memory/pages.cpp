@@ -21,9 +21,15 @@ Segment* PagedHeap::add_segment(Pool& pool, std::size_t page_size, std::size_t l
   std::size_t free_bytes = 0, total = 0;
   if (!check("memory_info", source_.memory_info(source_.context, device_, &free_bytes, &total)))
     return nullptr;
-  const std::size_t size = round_up(std::max(total * kAddressesPerByte, least), page_size);
+  std::size_t size = round_up(std::max(total * kAddressesPerByte, least), page_size);
   void* address = nullptr;
-  if (!check("reserve", source_.reserve(source_.context, device_, size, &address))) return nullptr;
+  int result = source_.reserve(source_.context, device_, size, &address);
+  // Fewer addresses will do where a process may not have so many (`ulimit -v`).
+  while (result == OXYTORCH_MEMORY_OUT && size / 2 >= least && size / 2 >= page_size) {
+    size = round_up(size / 2, page_size);
+    result = source_.reserve(source_.context, device_, size, &address);
+  }
+  if (!check("reserve", result)) return nullptr;
   auto segment = std::make_unique<Segment>();
   segment->pool = &pool;
   segment->begin = static_cast<std::byte*>(address);

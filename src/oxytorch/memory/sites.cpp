@@ -31,7 +31,8 @@ extern "C" {
 void oxytorch_memory_set_site(int number) { site = number; }
 
 int oxytorch_memory_name_site(int number, const char* name) {
-  if (number < 1) return OXYTORCH_MEMORY_INVALID;
+  constexpr int kMost = 1 << 20;
+  if (number < 1 || number > kMost || !name) return OXYTORCH_MEMORY_INVALID;
   std::lock_guard lock(mutex);
   if (names.size() < std::size_t(number)) names.resize(number);
   names[number - 1] = name;

@@ -37,7 +37,8 @@ def _ours(kind: str, native: bool) -> Installed | None:
         )
     if kind == "cpu" and (made is None or native):
         raise RuntimeError(
-            "device: CPU memory has statistics after oxytorch.memory.use('cpu') alone, and of it"
+            "device: there are statistics of CPU memory after oxytorch.memory.use('cpu') alone, of "
+            "what was taken since"
         )
     return None if native or made is None or not made.whole_process else made
 
@@ -126,6 +127,8 @@ def set_memory_limit(size: int, device: Device = None) -> None:
     made = _ours(kind, False)
     if made is None:
         raise RuntimeError(f"set_memory_limit: call oxytorch.memory.use({kind!r}) first")
+    if not 0 <= size < 1 << 63:
+        raise ValueError(f"size: expected bytes from 0 (no limit) to 2 ** 63 - 1, got {size}")
     made.allocator.set_limit(index, size)
 
 
@@ -150,6 +153,11 @@ def memory_snapshot(device: Device = None, *, native: bool = False) -> list[dict
 
 def memory_report(size: int = 0, device: Device = None) -> str:
     """What an error for want of `size` bytes says: what is held, cached, split, and what to do."""
+    if not isinstance(size, int):
+        raise TypeError(
+            f"memory_report: expected size in bytes before the device, got {size!r}; "
+            f"memory_report(device={size!r})"
+        )
     kind, index = _resolve(device)
     made = _ours(kind, False)
     if made is None:
