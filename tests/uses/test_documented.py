@@ -18,8 +18,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils import checkpoint
 
 from .compare import Log
+from .named import check_named
 from .registers import into_of
-from .test_idioms import NAMED
 
 Use = Callable[[Any, torch.Tensor, Log], None]
 DOCUMENTED: dict[str, tuple[str, Use]] = {}
@@ -487,12 +487,4 @@ def _losses_over_weights(model: Any, x: torch.Tensor, log: Log) -> None:
 @pytest.mark.parametrize("name", [*DOCUMENTED])
 def test_documented_use(check: Callable[..., None], name: str, form: str) -> None:
     network, function = DOCUMENTED[name]
-    build, sample = NAMED[network]
-
-    def use(model: Any, log: Log) -> None:
-        x = sample()
-        with torch.no_grad():
-            log(model(x), model(x))
-        function(model, x, log)
-
-    check(build, use, form, sample, tolerance=3e-5)
+    check_named(check, network, function, form)

@@ -17,17 +17,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from .compare import Log
-from .layers import KINDS
-from .networks import NETWORKS
+from .named import check_named
 from .registers import into_of
 
 Idiom = Callable[[Any, torch.Tensor, Log], None]
 IDIOMS: dict[str, tuple[str, Idiom]] = {}
-NAMED: dict[str, tuple[Callable[[], Any], Callable[[], torch.Tensor]]] = {
-    **NETWORKS,
-    **{name: (kind.build, kind.sample) for name, kind in KINDS.items()},
-}
-
 idiom = into_of(IDIOMS)
 """Registers something that users do with these networks, whose names it is given."""
 
@@ -731,12 +725,4 @@ def _optimized_again_after_undo(model: Any, x: torch.Tensor, log: Log) -> None:
 @pytest.mark.parametrize("name", [*IDIOMS])
 def test_idiom(check: Callable[..., None], name: str, form: str) -> None:
     network, function = IDIOMS[name]
-    build, sample = NAMED[network]
-
-    def use(model: Any, log: Log) -> None:
-        x = sample()
-        with torch.no_grad():
-            log(model(x), model(x))
-        function(model, x, log)
-
-    check(build, use, form, sample, tolerance=3e-5)
+    check_named(check, network, function, form)

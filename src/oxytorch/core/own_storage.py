@@ -1,12 +1,26 @@
-"""Tensors over a part of another's memory that have a storage of their own."""
+"""Tensors over memory of others that have a storage of their own."""
 
 from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def bytes_over(address: int, count: int, release: Callable[..., Any], *given: Any) -> Tensor:
+    """A uint8 tensor [count] over memory at an address, not zero bytes.
+
+    release: called with `given` when no tensor uses the storage any more, but not when the process
+    ends.
+    """
+    block = (ctypes.c_char * count).from_address(address)
+    # The tensor's storage holds the block; both end together.
+    weakref.finalize(block, release, *given).atexit = False
+    return torch.frombuffer(block, dtype=torch.uint8)
 
 
 def is_part(tensor: Tensor) -> bool:
@@ -25,12 +39,9 @@ def with_own_storage(part: Tensor) -> Tensor:
     """
     lengths = [(size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True)]
     count = (1 + sum(lengths)) * part.element_size()
-    block = (ctypes.c_char * count).from_address(part.data_ptr())
-    # The new storage holds the block, and the block the memory.
-    weakref.finalize(block, _nothing, part.detach()).atexit = False
-    flat = torch.frombuffer(block, dtype=part.dtype)
-    return flat.as_strided(part.shape, part.stride())
+    flat = bytes_over(part.data_ptr(), count, _hold, part.detach())
+    return flat.view(part.dtype).as_strided(part.shape, part.stride())
 
 
-def _nothing(held: Tensor) -> None:
-    pass
+def _hold(part: Tensor) -> None:
+    """What is to be released keeps its arguments alive until then."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import weakref
 
 import torch
 
 from .. import _library
+from .own_storage import bytes_over
 
 _HUGE_PAGE = 2 << 20
 MOST_FREED = 16 << 20
@@ -29,10 +29,7 @@ def empty_bytes(count: int) -> torch.Tensor:
     data = library.oxytorch_map_huge(count)
     if not data:
         return torch.empty(count, dtype=torch.uint8)  # says that there is no memory
-    block = (ctypes.c_char * count).from_address(data)
-    # The tensor's storage holds the block; both end together.
-    weakref.finalize(block, library.oxytorch_unmap_huge, data, count).atexit = False
-    return torch.frombuffer(block, dtype=torch.uint8)
+    return bytes_over(data, count, library.oxytorch_unmap_huge, data, count)
 
 
 def note_freed(count: int) -> None:

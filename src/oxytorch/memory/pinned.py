@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-import weakref
 from typing import Any
 
 import torch
 
+from ..core.own_storage import bytes_over
 from . import _core, _sources
 from .torch_allocator import _check_device
 
@@ -42,10 +42,8 @@ class PinnedMemory:
         if count == 0:
             return torch.empty(size, dtype=dtype)
         data = self.allocator.allocate(self.index, count * dtype.itemsize, HOST_STREAM)
-        block = (ctypes.c_char * (count * dtype.itemsize)).from_address(data)
-        # The tensor's storage holds the block; both end together.
-        weakref.finalize(block, self.allocator.free, data).atexit = False
-        return torch.frombuffer(block, dtype=dtype).view(size)
+        block = bytes_over(data, count * dtype.itemsize, self.allocator.free, data)
+        return block.view(dtype).view(size)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a pinned copy of a CPU tensor."""
