@@ -68,17 +68,7 @@ def build(
     a compiler or a kernel is missing, before anything is compiled.
     """
     begin = time.perf_counter()
-    absent = compilers.compilers_of(list(devices))
-    if absent:
-        raise ValueError(
-            "; ".join(f"cannot build for {device}: {reason}" for device, reason in absent.items())
-        )
-    pack.remember_sources()
-    kernels = load_kernels(place)
-    unknown = set(only) - {kernel.name for kernel in kernels}
-    if unknown:
-        known = ", ".join(kernel.name for kernel in kernels)
-        raise ValueError(f"unknown kernel {', '.join(sorted(unknown))}; known are {known}")
+    kernels = _checked_kernels(place, devices, only)
     is_whole = not only and not rules
     wanted = [
         (kernel, signature)
@@ -108,6 +98,24 @@ def build(
         writer.write()
     result.seconds = time.perf_counter() - begin
     return result
+
+
+def _checked_kernels(
+    place: str, devices: Sequence[Device], only: Collection[str]
+) -> tuple[Kernel, ...]:
+    """The kernels of a place; raises ValueError where a compiler or a named kernel is missing."""
+    absent = compilers.compilers_of(list(devices))
+    if absent:
+        raise ValueError(
+            "; ".join(f"cannot build for {device}: {reason}" for device, reason in absent.items())
+        )
+    pack.remember_sources()
+    kernels = load_kernels(place)
+    unknown = set(only) - {kernel.name for kernel in kernels}
+    if unknown:
+        known = ", ".join(kernel.name for kernel in kernels)
+        raise ValueError(f"unknown kernel {', '.join(sorted(unknown))}; known are {known}")
+    return kernels
 
 
 def _kept(names: Collection[tuple[str, str]]) -> Callable[[Image], bool]:

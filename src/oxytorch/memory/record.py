@@ -62,11 +62,7 @@ def record(
             somebody else records.
     """
     index = _device(device)
-    if max_events < 1:
-        raise ValueError(f"record: expected max_events of at least 1, got {max_events}")
-    folder = Path(path).absolute().parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"record: there is no folder {folder} to write {path} to")
+    _check(path, max_events)
     before = torch.cuda.memory_stats(index)
     context: Any = "alloc" if stacks else None
     torch.cuda.memory._record_memory_history(
@@ -89,11 +85,22 @@ def record(
             ended.args = (f"{ended}\n{_out_of_memory(recording.trace, path)}",)
         lost = recording.trace.about.lost
         if lost:
-            warnings.warn(
-                f"oxytorch.memory.record: {path} lacks the first {lost} allocations: there was "
-                f"room for {max_events} events. Record with a larger max_events",
-                stacklevel=3,
-            )
+            warnings.warn(_lost(path, lost, max_events), stacklevel=3)
+
+
+def _lost(path: str | os.PathLike[str], lost: int, max_events: int) -> str:
+    return (
+        f"oxytorch.memory.record: {path} lacks the first {lost} allocations: there was room for "
+        f"{max_events} events. Record with a larger max_events"
+    )
+
+
+def _check(path: str | os.PathLike[str], max_events: int) -> None:
+    if max_events < 1:
+        raise ValueError(f"record: expected max_events of at least 1, got {max_events}")
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"record: there is no folder {folder} to write {path} to")
 
 
 def _out_of_memory(trace: Trace, path: str | os.PathLike[str]) -> str:

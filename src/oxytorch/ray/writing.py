@@ -79,12 +79,8 @@ def write_results(
     size = workers or sum(len(node.shares) for node in nodes)
     done = _keys(folder, key)
     _check_unique(done, key)
-    left = dataset
-    if done:
-        known = ray.put(pyarrow.concat_arrays([chunk for part in done for chunk in part.chunks]))
-        left = dataset.map_batches(_Missing(known, key), batch_format="pyarrow", batch_size=None)
     work = _Batches(str(model), columns, request, options, cores, str(folder), key)
-    written = left.map_batches(
+    written = _without(dataset, done, key).map_batches(
         work,
         batch_size=batch_size,
         batch_format="numpy",
@@ -93,10 +89,17 @@ def write_results(
     )
     rows, errors, batches, processes = _counted(written, progress)
     _check_unique(_keys(folder, key), key)
-    skipped = sum(len(part) for part in done)
-    overhead = _overhead(processes.values())
+    skipped, overhead = sum(map(len, done)), _overhead(processes.values())
     repeated = sum(each["batches"] for each in processes.values()) - batches
     return Written(rows, skipped, errors, time.monotonic() - begin, overhead, repeated)
+
+
+def _without(dataset: Dataset, done: Sequence[Any], key: str) -> Dataset:
+    """The rows of a dataset whose keys are not among those of files."""
+    if not done:
+        return dataset
+    known = ray.put(pyarrow.concat_arrays([chunk for part in done for chunk in part.chunks]))
+    return dataset.map_batches(_Missing(known, key), batch_format="pyarrow", batch_size=None)
 
 
 def _counted(

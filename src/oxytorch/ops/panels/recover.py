@@ -53,12 +53,7 @@ def recovered(
             continue
         multiples = _values(kind, wide[own] / guess[own, None])
         scale = _between(grouped[own], multiples, is_float16)
-        zero = _zero_points(kind, multiples, symmetric)
-        if kind.middle is None:
-            code = kind.nearest(multiples)
-        else:
-            code = (multiples + zero[:, None]).clamp(0, kind.largest_code)
-        code, zero = code.to(torch.uint8), zero.to(torch.uint8)
+        code, zero = _codes(kind, multiples, symmetric)
         given = values_of(format, code, scale[:, None], zero[:, None]).to(values.dtype)
         exact = (given == grouped[own]).all(1)
         own = own[exact]
@@ -134,6 +129,16 @@ def _values(kind: Format, units: Tensor) -> Tensor:
         return units.round()
     codes = kind.nearest(units.nan_to_num(0.0))
     return kind.units(codes.to(torch.uint8), torch.float32)
+
+
+def _codes(kind: Format, multiples: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """Codes [groups, group_size] and zero points [groups] of values in scales, as bytes."""
+    zero = _zero_points(kind, multiples, symmetric)
+    if kind.middle is None:
+        code = kind.nearest(multiples)
+    else:
+        code = (multiples + zero[:, None]).clamp(0, kind.largest_code)
+    return code.to(torch.uint8), zero.to(torch.uint8)
 
 
 def _zero_points(kind: Format, multiples: Tensor, symmetric: bool) -> Tensor:

@@ -105,21 +105,13 @@ def quantized_convolution(
     weight, scales = _unpacked(panels, channel_scales, kernel_size, out_channels, channels, groups)
     none = [0] * len(stride)
     images = padded(x.double() - x_zero_point, padding)
-    sums = torch.convolution(
-        images, weight, None, stride, none, dilation, False, none, groups
-    ).round()
+    sums = torch.convolution(images, weight, None, stride, none, dilation, False, none, groups)
+    sums = sums.round().movedim(1, -1)
+    other = None if other is None else other.movedim(1, -1)
     result = result_of(
-        sums.movedim(1, -1),
-        scales * x_scale,
-        bias,
-        None if other is None else other.movedim(1, -1),
-        other_scale,
-        other_zero_point,
-        epilogue,
-        out_dtype,
-        out_scale,
-        out_zero_point,
-    )
+        sums, scales * x_scale, bias, other, other_scale, other_zero_point,
+        epilogue, out_dtype, out_scale, out_zero_point,
+    )  # fmt: skip
     return channels_last(result.movedim(-1, 1))
 
 

@@ -75,17 +75,9 @@ def quantized_linear(
     if steps is not None:
         sums = sums.to(scales.dtype) * steps.to(scales.dtype)
     return result_of(
-        sums,
-        scales,
-        bias,
-        other,
-        other_scale,
-        other_zero_point,
-        epilogue,
-        out_dtype,
-        out_scale,
-        out_zero_point,
-    )
+        sums, scales, bias, other, other_scale, other_zero_point,
+        epilogue, out_dtype, out_scale, out_zero_point,
+    )  # fmt: skip
 
 
 # rows, out_features, in_features, dtypes of x, other and out (None: the sample's), bias, epilogue
