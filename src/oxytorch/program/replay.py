@@ -27,6 +27,7 @@ from .families import Programs, Seen
 from .inputs import ForeignError, form_of_call, input_tensors
 from .outputs import Output, containers, output_tensors
 from .passes.quantized_layers import Layers
+from .patience import Patience
 from .placed import UnsettledError
 from .reachable import Reachable
 from .recorded import RecordedProgram
@@ -42,13 +43,6 @@ MOST_PROGRAMS = 4
 """Programs of one form: they differ in what the module's code read from its input."""
 MOST_MISSES = 16
 """Calls in a row in which no program of a form holds, upon which it is given up."""
-FREE = 6
-"""Changes to a module's state, one soon after the other, until calls wait longer for a program."""
-ENOUGH = 8
-"""Calls that a program has to serve, for each that was waited for it, to have been worth it."""
-FREE_TRIES, CALLS_OF_A_TRY = 32, 16
-"""Calls that are looked on or recorded for programs: so many, and one more for so many calls. They
-take several times as long as others, and sizes may never come again."""
 
 
 class Replay(AroundForward):
@@ -76,11 +70,7 @@ class Replay(AroundForward):
         self._seen: dict[Hashable, int] = {}
         self._misses: dict[Hashable, int] = {}
         self._before: dict[Hashable, _Look] = {}  # what a form's first call left behind
-        self._served = 0
-        self._wasted = 0
-        self._calls = 0
-        self._tries = 0
-        self._patience = 2  # calls of a form, of which the last one is captured
+        self._patience = Patience()
         self._state: Reachable | None = None
         self._codes = Codes()
 
@@ -152,7 +142,7 @@ class Replay(AroundForward):
             form, tensors = form_of_call(args, kwargs)
         except ForeignError:
             return self.forward(*args, **kwargs)
-        self._calls += 1
+        self._patience.calls += 1
         state = self._state
         if state is not None and not state.is_current():
             with self._lock:
@@ -162,10 +152,7 @@ class Replay(AroundForward):
                     self._seen.clear()  # what changes at every call is not captured at every call
                     self._misses.clear()
                     self._before.clear()
-                    was_worth_it = self._served >= ENOUGH * self._patience
-                    self._wasted = 0 if was_worth_it else self._wasted + 1
-                    self._patience = 2 << max(0, min(self._wasted - FREE, 20))
-                    self._served = 0
+                    self._patience.begin_again()
                     self._state, self._codes, self._builder = None, Codes(), self._new_builder()
         programs = self._programs.get(form) or self._proven(form, tensors)
         for position, (program, output) in enumerate(programs):
@@ -177,7 +164,7 @@ class Replay(AroundForward):
                 pass_on_interruption(error)
                 return self._run_own(form, program, error, args, kwargs)
             if results is not None:
-                self._served += 1
+                self._patience.served += 1
                 self._misses.pop(form, None)
                 if position:
                     with self._lock:
@@ -249,7 +236,7 @@ class Replay(AroundForward):
         if form in self._seen or len(self._seen) < MOST_SEEN:
             self._seen[form] = seen
         is_full = len(self._programs) >= MOST_FORMS if known == 0 else known >= MOST_PROGRAMS
-        is_due = known > 0 or seen >= self._patience
+        is_due = known > 0 or seen >= self._patience.waits
         is_wanted = form not in self._refused and not is_full and (is_due or seen == 1)
         if not is_wanted or not self._may_try() or self._lock.locked():
             return self.forward(*args, **kwargs)
@@ -260,8 +247,7 @@ class Replay(AroundForward):
 
     def _may_try(self) -> bool:
         """Whether a call may take longer, so that later ones are served by a program."""
-        has_tries = self._tries < FREE_TRIES + self._calls // CALLS_OF_A_TRY
-        return has_tries and can_watch() and not self._is_special()
+        return self._patience.has_tries() and can_watch() and not self._is_special()
 
     def _look(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the module's own code, and note what it can have read, as it is behind the run.
@@ -269,7 +255,7 @@ class Replay(AroundForward):
         If a further call leaves that as it is, the code keeps no state, and can be run more often
         than it was asked for.
         """
-        self._tries += 1
+        self._patience.tries += 1
         codes = Codes()
         with codes.watching():
             value = self.forward(*args, **kwargs)
@@ -314,7 +300,7 @@ class Replay(AroundForward):
                 found = self._builder.served(self._seen_by(codes), args, kwargs, joins)
             if found is None:
                 return None
-            self._tries += 1
+            self._patience.tries += 1
             value, program = found.output, found.program
             if program is None or not state.covers(codes) or not before.holds():
                 self._keep_look(form, codes, None)
@@ -363,7 +349,7 @@ class Replay(AroundForward):
             look = self._before.pop(form, None)
             if look is None or not look.state.is_current():
                 return (self._look(form, args, kwargs),)
-            self._tries += 1
+            self._patience.tries += 1
             before = Before(self.module, args, kwargs)
             value, recording, codes = self._run_once(args, kwargs)
             try:
