@@ -16,8 +16,8 @@ from torch.optim.optimizer import Optimizer
 from .. import _garbage
 from ..core.modes import with_normal_tensors
 from ..graph.state import random_unmoved
+from ..program.call_report import call_report
 from ..program.model import ProgramModel
-from ..program.told import calls_told
 from ..rewriting import predecessor
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
 from ..rewriting.copies import Separation, copied
@@ -273,7 +273,7 @@ def explain(model: nn.Module) -> Report:
     if isinstance(model, torch.jit.ScriptModule):
         return _report_of_scripted(model)
     report = _last_log(model, "explain")[1].report
-    report.calls = calls_told(model)
+    report.calls = call_report(model)
     return report
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Hashable, Iterable, Sized
+from collections.abc import Iterable, Sized
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from ...optimize import explain, optimize_in_place, tune
 from ...optimize.context import Context
 from ...optimize.sample import Sample
 from ...program.families import Programs
+from ...program.inputs import Call
 from ...program.passes.quantized_layers import Layers, Quantized
 from ...program.passes.recurrent import SLOWER
 from ...program.replay import Replay
@@ -82,19 +83,20 @@ class QuantizedReplay(Replay):
             warnings.warn(TRACED, stacklevel=2)
         return super()._run_stock(args, kwargs)
 
-    def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_new(self, call: Call) -> Any:
+        form = call.form
         if form in self._refused or self._is_special():
-            return self.forward(*args, **kwargs)
+            return self.forward(*call.args, **call.kwargs)
         if self._programs and form not in self._programs and self._may_try():
-            self._shared(form, args, kwargs)  # of which a proof for further sizes is tried
+            self._shared(call)  # of which a proof for further sizes is tried
             if self._programs.get(form):
-                return self(*args, **kwargs)
+                return self(*call.args, **call.kwargs)
         try:
-            self.prepare(args, kwargs)
+            self.prepare(call.args, call.kwargs)
         except CaptureError as error:
             self._refused[form] = str(error)
-            return self.forward(*args, **kwargs)
-        return self(*args, **kwargs)
+            return self.forward(*call.args, **call.kwargs)
+        return self(*call.args, **call.kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"recipe": self.recipe, "layers": self.layers, "_timed": self._timed}
