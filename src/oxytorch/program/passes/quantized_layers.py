@@ -66,26 +66,29 @@ class Layers:
 @dataclass(frozen=True)
 class Quantization:
     """layers: those that multiply bytes. names: of the values that stand for parameters. slower:
-    gets why layers that were timed had better be floating, empty for others, by name; recurrent
-    ones are so in this program already, and in further ones."""
+    gets why layers that were timed had better be floating, empty for others, by name. pays: gets
+    whether recurrent layers that were timed are of bytes, in this program and in further ones."""
 
     layers: Layers
     names: Mapping[Value, str]
     slower: dict[str, str] = field(default_factory=dict)
+    pays: dict[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Quantized:
     """layers: those that multiply bytes. names: returns those of parameters, by their
-    identities. slower: see `Quantization`."""
+    identities. slower, pays: see `Quantization`."""
 
     layers: Layers
     names: Callable[[], Mapping[int, str]]
     slower: dict[str, str] = field(default_factory=dict)
+    pays: dict[str, bool] = field(default_factory=dict)
 
     def of(self, values: Sequence[Value], tensors: Sequence[torch.Tensor]) -> Quantization:
         """The same of a program. values: those that stand for tensors."""
-        return Quantization(self.layers, named(values, tensors, self.names()), self.slower)
+        names = named(values, tensors, self.names())
+        return Quantization(self.layers, names, self.slower, self.pays)
 
 
 def named(

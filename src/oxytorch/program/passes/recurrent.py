@@ -132,11 +132,11 @@ def quantize(editor: Editor, quantization: Quantization) -> None:
             chosen.setdefault(name, []).append(layer)
     packed: dict[Value, list[Argument]] = {}
     for name, layers in chosen.items():
-        if quantization.layers.only_faster and name not in quantization.slower:
-            quantization.slower[name] = "" if all(map(pays, layers)) else SLOWER
-        if quantization.layers.only_faster and quantization.slower[name]:
+        if quantization.layers.only_faster and name not in quantization.pays:
+            quantization.pays[name] = all(map(pays, layers))
+        if quantization.layers.only_faster and not quantization.pays[name]:
             for layer in layers:
-                editor.leave(layer.step, quantization.slower[name])
+                editor.leave(layer.step, SLOWER)
             continue
         for layer in layers:
             make = Making(editor.steps.constants)

@@ -59,22 +59,23 @@ class QuantizedReplay(Replay):
     def __init__(self, module: nn.Module, recipe: Recipe) -> None:
         self.recipe = recipe
         self.layers = recipe.chosen()
-        self._timed: dict[str, str] = {}
+        self._timed: dict[str, str] = {}  # what `Quantization.slower` says
+        self._pays: dict[str, bool] = {}
         super().__init__(module)
 
     def _new_builder(self) -> Programs:
         names = partial(names_of, self.module)
-        return Programs(Quantized(self.recipe.chosen(), names, self._timed))
+        return Programs(Quantized(self.recipe.chosen(), names, self._timed, self._pays))
 
     @property
     def slower(self) -> dict[str, str]:
         """Why layers that are of bytes seemed slower so, by name."""
-        return {name: why for name, why in self._timed.items() if why not in ("", SLOWER)}
+        return {name: why for name, why in self._timed.items() if why}
 
     def settle(self) -> None:
         """Keep what the times of the first program decided, for those of other sizes."""
-        if self._timed:
-            floating = [name for name, why in self._timed.items() if why == SLOWER]
+        if self._timed or self._pays:
+            floating = [name for name, pays in self._pays.items() if not pays]
             self.recipe = self.recipe.with_slower(dict.fromkeys(floating, SLOWER))
             self.layers = self.recipe.chosen()
 
@@ -99,7 +100,7 @@ class QuantizedReplay(Replay):
         return self(*call.args, **call.kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"recipe": self.recipe, "layers": self.layers, "_timed": self._timed}
+        own = {name: self.__dict__[name] for name in ("recipe", "layers", "_timed", "_pays")}
         return {**super().__getstate__(), **own}
 
 
