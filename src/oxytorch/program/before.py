@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ..core.sources import MISSING
-from .inputs import Call
+from .inputs import ModuleCall
 
 
 class Before:
     """What a run of a module can write to, as it was before."""
 
-    def __init__(self, module: nn.Module, call: Call) -> None:
+    def __init__(self, module: nn.Module, call: ModuleCall) -> None:
         self._inputs = [(t, t.detach().clone()) for t in call.tensors]
         plain = (
             t

@@ -16,7 +16,7 @@ from ..core.modes import own_code
 from ..graph.agreement import TOLERANCE, difference
 from ..graph.errors import CaptureError
 from .calls import Form, Recording, form_of
-from .inputs import Call, without_sizes
+from .inputs import ModuleCall, without_sizes
 from .outputs import Output, output_tensors
 from .passes.quantized_layers import Quantized
 from .placed import Placed
@@ -87,7 +87,7 @@ class Programs:
         self._is_plain = True  # whether recorded runs take the ways of others
 
     def build(
-        self, forward: Callable[..., Any], call: Call, seen: Seen
+        self, forward: Callable[..., Any], call: ModuleCall, seen: Seen
     ) -> tuple[RecordedProgram, Any]:
         """The program of such calls, and the output of this one. Raises CaptureError."""
         inputs = call.tensors
@@ -118,7 +118,7 @@ class Programs:
     def served(
         self,
         forward: Callable[..., Any],
-        call: Call,
+        call: ModuleCall,
         joins: Callable[[], bool] | None = None,
     ) -> Served | None:
         """Run `forward` once, and look for a program of other sizes that serves such calls.
@@ -163,7 +163,7 @@ class Programs:
         return Served(output, program, family, way)
 
     def prove(
-        self, served: Served, forward: Callable[..., Any], call: Call, output: Output
+        self, served: Served, forward: Callable[..., Any], call: ModuleCall, output: Output
     ) -> None:
         """Have the program that served a call serve others of such sizes without a run, if that it
         is right for them can be proven. forward: the module's own code; output: what it gave."""
@@ -263,7 +263,9 @@ class _Family:
         is_level = len(self._sized) == 1 or self.may_join
         return self.proof is None and self._proofs < MOST_PROOFS and is_level
 
-    def prove(self, forward: Callable[..., Any], call: Call, output: Output, way: Way) -> None:
+    def prove(
+        self, forward: Callable[..., Any], call: ModuleCall, output: Output, way: Way
+    ) -> None:
         """Look for a proof, of a run of this call."""
         self._proofs += 1
         (sized,), symbols, placed = self._sized, self._symbols, self.placed

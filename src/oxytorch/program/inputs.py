@@ -17,7 +17,7 @@ class ForeignError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class ModuleCall:
     """One call: what it is given, the form that it shares with others, and its tensors in the order
     in which a program takes them."""
 
@@ -27,7 +27,7 @@ class Call:
     tensors: list[Tensor]
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModuleCall:
         """Raises ForeignError."""
         return cls(args, kwargs, *form_of_call(args, kwargs))
 

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..graph.errors import CaptureError
 from .calls import Form, Recording, form_of, values_in
 from .in_place import without_writes
-from .inputs import Call
+from .inputs import ModuleCall
 from .outputs import Output, output_tensors
 from .sizes import SizedRun, Symbols, differ_in_arguments, share_externals
 from .tape import READS, Recorder
@@ -185,7 +185,7 @@ def _without_lines_of_failures() -> Iterator[None]:
 def conditions_of(
     sized: SizedRun,
     forward: Callable[..., Any],
-    call: Call,
+    call: ModuleCall,
     output: Output,
     way: Way,
 ) -> Symbols:

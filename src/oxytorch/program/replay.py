@@ -24,7 +24,7 @@ from .before import Before
 from .calls import Form, Recording, form_of
 from .codes import Codes
 from .families import Programs, Seen
-from .inputs import Call, ForeignError, form_of_call
+from .inputs import ForeignError, ModuleCall, form_of_call
 from .outputs import Output, containers, output_tensors
 from .passes.quantized_layers import Layers
 from .patience import Patience
@@ -86,7 +86,7 @@ class Replay(AroundForward):
         the module's own code that nothing went with, and those of the program's first call.
         """
         try:
-            call = Call.of(args, kwargs)
+            call = ModuleCall.of(args, kwargs)
         except ForeignError as error:
             raise CaptureError(str(error)) from None
         if self._is_special():
@@ -104,7 +104,7 @@ class Replay(AroundForward):
                 first = str(error).strip().partition("\n")[0]
                 raise CaptureError(f"it fails, {type(error).__name__}: {first}") from error
 
-    def _prepared(self, call: Call, written: State | None) -> tuple[float, float]:
+    def _prepared(self, call: ModuleCall, written: State | None) -> tuple[float, float]:
         """Add a program, of a run that is watched, one that nothing goes with, which is timed, and
         one that is looked on. Raises CaptureError, and what the module's code raises."""
         with self._lock:
@@ -154,7 +154,7 @@ class Replay(AroundForward):
                 return self.forward(*args, **kwargs)
             except RuntimeError as error:
                 pass_on_interruption(error)
-                return self._run_own(Call(args, kwargs, form, tensors), program, error)
+                return self._run_own(ModuleCall(args, kwargs, form, tensors), program, error)
             if results is not None:
                 self._patience.served += 1
                 self._misses.pop(form, None)
@@ -164,7 +164,7 @@ class Replay(AroundForward):
                 return output.rebuilt(results)
         if self._joined_by_proven(form, tensors):
             return self(*args, **kwargs)
-        return self._run_new(Call(args, kwargs, form, tensors))
+        return self._run_new(ModuleCall(args, kwargs, form, tensors))
 
     def _run_stock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is no plain inference."""
@@ -201,7 +201,7 @@ class Replay(AroundForward):
                 self._lock.release()
         return found
 
-    def _run_own(self, call: Call, failed: RecordedProgram, error: RuntimeError) -> Any:
+    def _run_own(self, call: ModuleCall, failed: RecordedProgram, error: RuntimeError) -> Any:
         """Run the module's own code in place of a program that raised an error.
 
         It says itself what is wrong with the input; where nothing is, the program goes.
@@ -213,7 +213,7 @@ class Replay(AroundForward):
             self._refused[call.form] = f"its program fails: {error}"
         return value
 
-    def _run_new(self, call: Call) -> Any:
+    def _run_new(self, call: ModuleCall) -> Any:
         form = call.form
         known = len(self._programs.get(form, ()))
         if known:
@@ -235,7 +235,7 @@ class Replay(AroundForward):
         """Whether a call may take longer, so that later ones are served by a program."""
         return self._patience.has_tries() and can_watch() and not self._is_special()
 
-    def _look(self, call: Call) -> Any:
+    def _look(self, call: ModuleCall) -> Any:
         """Run the module's own code, and note what it can have read, as it is behind the run.
 
         If a further call leaves that as it is, the code keeps no state, and can be run more often
@@ -261,7 +261,7 @@ class Replay(AroundForward):
         except CaptureError as error:
             self._refused[form] = str(error)
 
-    def _shared(self, call: Call) -> tuple[Any] | None:
+    def _shared(self, call: ModuleCall) -> tuple[Any] | None:
         """Run the own code once, and look whether a program of other forms serves this one.
 
         Returns its output in a tuple; None, with nothing run, where there is no such program.
@@ -307,7 +307,7 @@ class Replay(AroundForward):
     def _append(self, form: Hashable, program: RecordedProgram, output: Output) -> None:
         self._programs[form] = [(program, output), *self._programs.get(form, ())]
 
-    def _output(self, value: Any, state: Reachable, call: Call) -> Output:
+    def _output(self, value: Any, state: Reachable, call: ModuleCall) -> Output:
         """What a call returned, to be rebuilt. Raises CaptureError where it is others' too."""
         output = Output(value)
         known = {id(own) for own in containers((call.args, call.kwargs))}
@@ -323,7 +323,7 @@ class Replay(AroundForward):
                 self._programs[form] = []
                 self._refused[form] = "the values that its code reads differ from call to call"
 
-    def _capture(self, call: Call) -> tuple[Any]:
+    def _capture(self, call: ModuleCall) -> tuple[Any]:
         """Run the module's own code, and add a program for such calls; its output in a tuple.
 
         Where there can be no program the reason is noted. Raises what the module's code raises.
@@ -355,7 +355,7 @@ class Replay(AroundForward):
             return (value,)
 
     def _run_once(
-        self, call: Call, looks_on: bool = True
+        self, call: ModuleCall, looks_on: bool = True
     ) -> tuple[Any, Recording | CaptureError, Codes]:
         """The output of the module's own code, a recording of the run, or why there is none, and
         the code that ran. looks_on: see `recorded_once`."""
@@ -369,7 +369,9 @@ class Replay(AroundForward):
             found = CaptureError(codes.refusal)
         return value, found, codes
 
-    def _add(self, call: Call, seen: Seen, codes: Codes, known: Reachable | None = None) -> None:
+    def _add(
+        self, call: ModuleCall, seen: Seen, codes: Codes, known: Reachable | None = None
+    ) -> None:
         """Add a program for such calls. seen, codes: of runs of the module's own code. known: what
         it can read, as it was and is still. Raises CaptureError."""
         self._codes.add(codes)  # of all programs, which one look serves
@@ -399,7 +401,7 @@ class Replay(AroundForward):
 
         return forward
 
-    def _watched(self, codes: Codes, call: Call) -> list[Form]:
+    def _watched(self, codes: Codes, call: ModuleCall) -> list[Form]:
         """Look at a run of the module's own code, and at one of what stands in for parts; the forms
         of the tensors that the first one gives."""
         with codes.watching():

@@ -18,7 +18,7 @@ from ...optimize import explain, optimize_in_place, tune
 from ...optimize.context import Context
 from ...optimize.sample import Sample
 from ...program.families import Programs
-from ...program.inputs import Call
+from ...program.inputs import ModuleCall
 from ...program.passes.quantized_layers import Layers, Quantized
 from ...program.passes.recurrent import SLOWER
 from ...program.replay import Replay
@@ -84,7 +84,7 @@ class QuantizedReplay(Replay):
             warnings.warn(TRACED, stacklevel=2)
         return super()._run_stock(args, kwargs)
 
-    def _run_new(self, call: Call) -> Any:
+    def _run_new(self, call: ModuleCall) -> Any:
         form = call.form
         if form in self._refused or self._is_special():
             return self.forward(*call.args, **call.kwargs)
