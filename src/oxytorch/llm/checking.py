@@ -64,7 +64,7 @@ class Chooser:
 
 
 def signature(calls: LayerCalls) -> tuple[Any, ...]:
-    """What a layer computes, as a key: its modules, settings and shapes, without weights and index."""
+    """What decides what a layer computes: modules, settings, shapes, not weights or index."""
     found: list[Any] = [calls.results, tuple(calls.prompt)]
     for path, module in calls.module.named_modules():
         settings = tuple(
