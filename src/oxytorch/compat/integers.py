@@ -28,7 +28,8 @@ _ATTRIBUTES = (_ATTRIBUTE, "save_qconf_summary", "load_qconf_summary")
 class Prepared:
     """What `convert` has to do to a model.
 
-    settings: as `oxytorch.quantization` takes them. recipe: of layers, if one was loaded or tuned.
+    settings: as `oxytorch.quantization` takes them.
+    recipe: of layers, if one was loaded or tuned.
     """
 
     settings: WeightConfig | quantization.Int8StaticActivationInt8Weight

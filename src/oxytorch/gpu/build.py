@@ -61,11 +61,12 @@ def build(
 ) -> Result:
     """Brings the images of devices in a folder up to date.
 
-    place: the kernels, as in `load_kernels`; other processes import them from there. only, rules:
-    names of kernels to build, and options "rule" of signatures to build of any kernel; all if both
-    are empty, and then images of kernels that are no more are removed.
-    progress: called with the number of images done, of all, and the latest. Raises ValueError where
-    a compiler or a kernel is missing, before anything is compiled.
+    place: the kernels, as in `load_kernels`; other processes import them from there.
+    only, rules: names of kernels to build, and options "rule" of signatures to build of any kernel;
+        all if both are empty, and then images of kernels that are no more are removed.
+    progress: called with the number of images done, of all, and the latest.
+
+    Raises ValueError where a compiler or a kernel is missing, before anything is compiled.
     """
     begin = time.perf_counter()
     kernels = _checked_kernels(place, devices, only)

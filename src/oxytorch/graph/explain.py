@@ -83,8 +83,10 @@ def _calls(model: nn.Module) -> tuple[str, ...]:
 class Explanation:
     """What passes did with a program.
 
-    before, after: the steps of a call. once: the steps that are done before the first call and
-    after a write to a weight. notes: what each pass did or left, in order. names: of the weights.
+    before, after: the steps of a call.
+    once: the steps that are done before the first call and after a write to a weight.
+    notes: what each pass did or left, in order.
+    names: of the weights.
     calls: what became of the calls so far, of a model that runs as a program.
     """
 

@@ -365,8 +365,8 @@ def optimize_in_place(
 ) -> Context:
     """Run the passes `names` on a model; what is known of it then.
 
-    look: notes what a run of the model on the sample shows. runs: those of the passes that are run,
-    which ask what the others would do.
+    look: notes what a run of the model on the sample shows.
+    runs: those of the passes that are run, which ask what the others would do.
     """
     wanted = {} if dtype is None else dtypes(model, dtype)
     distinct = sorted({str(d).removeprefix("torch.") for d in wanted.values()})

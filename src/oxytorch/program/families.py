@@ -44,9 +44,9 @@ _LARGEST = TOLERANCE[torch.bfloat16]
 class Seen:
     """What runs of a module's own code gave before a program is made of it.
 
-    recording: of one of them; was_watched: whether torch's functions were watched in it. output,
-    forms: what another one returned, and the forms of the tensors in it; nothing but a look at its
-    code went with that: under modes torch's fast paths are left out, and strides differ.
+    recording: of one of them; was_watched: whether torch's functions were watched in it.
+    output, forms: what another one returned, and the forms of the tensors in it; nothing but a look
+        at its code went with that: under modes torch's fast paths are left out, and strides differ.
     """
 
     recording: Recording
@@ -76,8 +76,8 @@ class Programs:
     for the sizes of their images: modules that have some get programs of their own for their first
     sizes, which all batches share.
 
-    quantized: the layers that are to multiply bytes. seconds: those of the first call of the last
-    program that was built.
+    quantized: the layers that are to multiply bytes.
+    seconds: those of the first call of the last program that was built.
     """
 
     def __init__(self, quantized: Quantized | None = None) -> None:
@@ -219,7 +219,8 @@ class Programs:
 class Proof(NamedTuple):
     """That a program is right for calls of all sizes that `symbols` allow.
 
-    kind: the form of such calls, without sizes. output: what they return.
+    kind: the form of such calls, without sizes.
+    output: what they return.
     """
 
     sized: SizedRun

@@ -14,8 +14,10 @@ take several times as long as others, and sizes may never come again."""
 class Patience:
     """Counts calls, and decides by these counts.
 
-    calls: all of them. tries: those that took longer. served: by programs, in the present state of
-    the module. waits: how many calls of a form there are until the last of them is captured.
+    calls: all of them.
+    tries: those that took longer.
+    served: by programs, in the present state of the module.
+    waits: how many calls of a form there are until the last of them is captured.
     """
 
     __slots__ = ("calls", "served", "tries", "waits", "wasted")

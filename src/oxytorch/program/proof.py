@@ -46,8 +46,9 @@ class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
     and no memory. Behind each of them stands one of torch's fake tensors, of which the operators
     compute the forms.
 
-    made: the fake tensors of the inputs; fakes: their mode. expected: what a run with values did;
-    what it read there is read here. way: that of the run.
+    made: the fake tensors of the inputs; fakes: their mode.
+    expected: what a run with values did; what it read there is read here.
+    way: that of the run.
     """
 
     def __init__(self, made: Sequence[Tensor], fakes: Any, expected: Recording, way: Way) -> None:
@@ -191,8 +192,9 @@ def conditions_of(
 ) -> Symbols:
     """Symbols for the sizes of runs, which allow those that these are proven for.
 
-    sized: the runs as one. forward: the module's own code, which gave `output` for `call`, by the
-    way `way`, in one of them.
+    sized: the runs as one.
+    forward: the module's own code, which gave `output` for `call`, by the way `way`, in one of
+        them.
 
     Raises CaptureError with the reason where there is no proof, and what torch and the module's
     code raise of symbols.

@@ -372,8 +372,13 @@ class Replay(AroundForward):
     def _add(
         self, call: ModuleCall, seen: Seen, codes: Codes, known: Reachable | None = None
     ) -> None:
-        """Add a program for such calls. seen, codes: of runs of the module's own code. known: what
-        it can read, as it was and is still. Raises CaptureError."""
+        """Add a program for such calls.
+
+        seen, codes: of runs of the module's own code.
+        known: what it can read, as it was and is still.
+
+        Raises CaptureError.
+        """
         self._codes.add(codes)  # of all programs, which one look serves
         for _ in range(2):  # building imports parts of torch at its first time
             is_known = known is not None and known.covers(self._codes)

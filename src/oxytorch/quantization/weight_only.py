@@ -117,7 +117,8 @@ def _nothing(model: nn.Module, report: Report, config: WeightConfig) -> str:
 class _Context:
     """One `quantize_` call in progress.
 
-    count: of all layers. turns: the linear ones, each with the moments of its inputs.
+    count: of all layers.
+    turns: the linear ones, each with the moments of its inputs.
     """
 
     model: nn.Module

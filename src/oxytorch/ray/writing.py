@@ -28,9 +28,12 @@ from .rows import Rows
 class Written:
     """What `write_results` has done.
 
-    rows: written by this call. skipped: that were there already. errors: of the rows written, those
-    without a result. seconds: of the call. overhead: of the time of the processes, each from its
-    first batch to its last one, the part that was not the model's: writing, and waiting for rows.
+    rows: written by this call.
+    skipped: that were there already.
+    errors: of the rows written, those without a result.
+    seconds: of the call.
+    overhead: of the time of the processes, each from its first batch to its last one, the part that
+        was not the model's: writing, and waiting for rows.
     repeated: batches that were computed again, because a machine was lost with them.
     """
 
@@ -58,13 +61,15 @@ def write_results(
 ) -> Written:
     """Runs a model over the rows of a dataset of Ray Data and writes Parquet files.
 
-    model, columns, request, options: see `Rows`. output: a folder that all machines share; each
-    file has the `key` and the results of one batch, and appears when it is complete. Rows whose
-    keys are there already are skipped, so that the same call goes on where another one ended.
-    key: a column with another value in each row. batch_size: rows of a batch, which is done again
-    where its machine is lost. cores: of a process; None: a whole NUMA node. workers: processes at
-    most; None: one for every share of the cluster's machines. progress: gets the number of rows
-    written so far, after each batch.
+    model, columns, request, options: see `Rows`.
+    output: a folder that all machines share; each file has the `key` and the results of one batch,
+        and appears when it is complete. Rows whose keys are there already are skipped, so that the
+        same call goes on where another one ended.
+    key: a column with another value in each row.
+    batch_size: rows of a batch, which is done again where its machine is lost.
+    cores: of a process; None: a whole NUMA node.
+    workers: processes at most; None: one for every share of the cluster's machines.
+    progress: gets the number of rows written so far, after each batch.
 
     Raises ValueError where a key occurs twice, and what the model raises, but for mistakes of
     single rows, which stand in the column `error`.

@@ -30,19 +30,20 @@ def attention(
 ) -> Tensor:
     """Returns softmax(query @ key^T * scale + mask) @ value.
 
-    query: [batch, heads, length, dim], float32, bfloat16 or float16, dim at most 256. key, value:
-    [batch, key_heads, keys, dim] of its dtype; key_heads divides heads, and each serves as many
-    neighbouring query heads. Any strides; none costs a copy as long as dim is dense.
+    query: [batch, heads, length, dim], float32, bfloat16 or float16, dim at most 256.
+    key, value: [batch, key_heads, keys, dim] of its dtype; key_heads divides heads, and each serves
+        as many neighbouring query heads. Any strides; none costs a copy as long as dim is dense.
     mask: broadcasts to [batch, heads, length, keys]; bool (True takes part), or added, of the dtype
-    of query or float32. scale: None means 1 / sqrt(dim). is_causal: row i sees keys 0 to i.
+        of query or float32.
+    scale: None means 1 / sqrt(dim).
+    is_causal: row i sees keys 0 to i.
+
     Returns a new tensor of query's shape and dtype that lies in memory as [batch, length, heads,
     dim]. Scores, softmax and sums are float32; in bfloat16, where the processor multiplies pairs,
     exponentials are rounded to bfloat16 before they meet the values, as in torch. A row that sees
-    no key is zero.
-    float64 and other devices run plain PyTorch.
-    Raises RuntimeError if a shape, dtype or device does not fit.
-    Source: Vaswani et al., Attention Is All You Need, 2017, equation 1; Dao et al.,
-    FlashAttention, 2022, algorithm 1.
+    no key is zero. float64 and other devices run plain PyTorch.
+    Raises RuntimeError if a shape, dtype or device does not fit. Source: Vaswani et al., Attention
+    Is All You Need, 2017, equation 1; Dao et al., FlashAttention, 2022, algorithm 1.
     """
     group = query.shape[1] // max(key.shape[1], 1)
     if group > 1:

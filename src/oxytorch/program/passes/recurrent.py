@@ -39,8 +39,9 @@ SLOWER = "floating point is as fast here"
 class Recurrent:
     """What a step computes.
 
-    x: [steps, batch, features], or [batch, steps, features] if batch_first. states: h and, of an
-    LSTM, c, each [batch, hidden] if is_one, else [directions of all layers, batch, hidden].
+    x: [steps, batch, features], or [batch, steps, features] if batch_first.
+    states: h and, of an LSTM, c, each [batch, hidden] if is_one, else [directions of all layers,
+        batch, hidden].
     weights: of each direction of a layer: input's, hidden state's, and two biases or none.
     direction: "forward", "reverse" or "both".
     """

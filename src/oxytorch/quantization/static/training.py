@@ -146,7 +146,8 @@ def _training_of(model: nn.Module, caller: str) -> Training:
 class Training(Observations):
     """Fake quantization of the layers of a model, which it puts in place of their forwards.
 
-    places, left: of `program.passes.places`. shared: what is frozen.
+    places, left: of `program.passes.places`.
+    shared: what is frozen.
     """
 
     def __init__(

@@ -41,10 +41,11 @@ _ROWS = "rows"
 class Trial:
     """One model that was evaluated.
 
-    ranges: where the ranges of activations are from. floating, dynamic: the layers that were left
-    in floating point, and rounded row by row. int8_share: the part of the products that are of
-    integers. score: what `evaluate` gave, None where that was no number; loss: against the
-    original. seconds: of making the model and evaluating it.
+    ranges: where the ranges of activations are from.
+    floating, dynamic: the layers that were left in floating point, and rounded row by row.
+    int8_share: the part of the products that are of integers.
+    score: what `evaluate` gave, None where that was no number; loss: against the original.
+    seconds: of making the model and evaluating it.
     """
 
     ranges: str
@@ -61,9 +62,12 @@ class Trial:
 class Autotuned(Generic[_Model]):
     """What `autotune` found. `str(result)` is for people, `as_dict()` for programs.
 
-    model: the converted model. recipe: how its layers are computed. baseline: the score of the
-    original. trials: in the order in which they were made. order: all layers with the errors that
-    decide in which order they are left in floating point, the most sensitive first.
+    model: the converted model.
+    recipe: how its layers are computed.
+    baseline: the score of the original.
+    trials: in the order in which they were made.
+    order: all layers with the errors that decide in which order they are left in floating point,
+        the most sensitive first.
     is_complete: whether the search ended before its trials did.
     """
 
