@@ -62,7 +62,11 @@ def record(
             somebody else records.
     """
     index = _device(device)
-    _check(path, max_events)
+    if max_events < 1:
+        raise ValueError(f"record: expected max_events of at least 1, got {max_events}")
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"record: there is no folder {folder} to write {path} to")
     before = torch.cuda.memory_stats(index)
     context: Any = "alloc" if stacks else None
     torch.cuda.memory._record_memory_history(
@@ -93,14 +97,6 @@ def _lost(path: str | os.PathLike[str], lost: int, max_events: int) -> str:
         f"oxytorch.memory.record: {path} lacks the first {lost} allocations: there was room for "
         f"{max_events} events. Record with a larger max_events"
     )
-
-
-def _check(path: str | os.PathLike[str], max_events: int) -> None:
-    if max_events < 1:
-        raise ValueError(f"record: expected max_events of at least 1, got {max_events}")
-    folder = Path(path).absolute().parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"record: there is no folder {folder} to write {path} to")
 
 
 def _out_of_memory(trace: Trace, path: str | os.PathLike[str]) -> str:

@@ -41,9 +41,11 @@ def attention(
     Returns a new tensor of query's shape and dtype that lies in memory as [batch, length, heads,
     dim]. Scores, softmax and sums are float32; in bfloat16, where the processor multiplies pairs,
     exponentials are rounded to bfloat16 before they meet the values, as in torch. A row that sees
-    no key is zero. float64 and other devices run plain PyTorch.
-    Raises RuntimeError if a shape, dtype or device does not fit. Source: Vaswani et al., Attention
-    Is All You Need, 2017, equation 1; Dao et al., FlashAttention, 2022, algorithm 1.
+    no key is zero.
+    float64 and other devices run plain PyTorch.
+    Raises RuntimeError if a shape, dtype or device does not fit.
+    Source: Vaswani et al., Attention Is All You Need, 2017, equation 1; Dao et al.,
+    FlashAttention, 2022, algorithm 1.
     """
     group = query.shape[1] // max(key.shape[1], 1)
     if group > 1:

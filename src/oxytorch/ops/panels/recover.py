@@ -25,11 +25,10 @@ def recovered(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (codes, scales, zero_points, found); values = scale (code - zero_point) where found.
 
-    values: [out, in] in the dtype of the plain weight.
-    is_float16: scales have 11 significant bits. codes: uint8 [out, in]; scales: float32 [out,
-        groups]; zero_points: uint8 and found: bool of their shape. What is not found is left zero;
-        it was not rounded to this format, or by a scale that another group of codes is far from
-        using up.
+    values: [out, in] in the dtype of the plain weight. is_float16: scales have 11 significant bits.
+    codes: uint8 [out, in]; scales: float32 [out, groups]; zero_points: uint8 and found: bool of
+    their shape. What is not found is left zero; it was not rounded to this format, or by a scale
+    that another group of codes is far from using up.
 
     The largest value of a group is its scale times one of few codes. Each of these is tried; the
     others' codes follow, and each value says between which bounds the scale lies, as it was rounded
@@ -54,7 +53,12 @@ def recovered(
             continue
         multiples = _values(kind, wide[own] / guess[own, None])
         scale = _between(grouped[own], multiples, is_float16)
-        code, zero = _codes(kind, multiples, symmetric)
+        zero = _zero_points(kind, multiples, symmetric)
+        if kind.middle is None:
+            code = kind.nearest(multiples)
+        else:
+            code = (multiples + zero[:, None]).clamp(0, kind.largest_code)
+        code, zero = code.to(torch.uint8), zero.to(torch.uint8)
         given = values_of(format, code, scale[:, None], zero[:, None]).to(values.dtype)
         exact = (given == grouped[own]).all(1)
         own = own[exact]
@@ -130,16 +134,6 @@ def _values(kind: Format, units: Tensor) -> Tensor:
         return units.round()
     codes = kind.nearest(units.nan_to_num(0.0))
     return kind.units(codes.to(torch.uint8), torch.float32)
-
-
-def _codes(kind: Format, multiples: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """Codes [groups, group_size] and zero points [groups] of values in scales, as bytes."""
-    zero = _zero_points(kind, multiples, symmetric)
-    if kind.middle is None:
-        code = kind.nearest(multiples)
-    else:
-        code = (multiples + zero[:, None]).clamp(0, kind.largest_code)
-    return code.to(torch.uint8), zero.to(torch.uint8)
 
 
 def _zero_points(kind: Format, multiples: Tensor, symmetric: bool) -> Tensor:
