@@ -128,22 +128,19 @@ static void find_lines(const DepthwiseArgs& args, const std::int64_t* place, std
   }
 }
 
-// Where the results of a line begin, of a vector of channels.
+// Writes where the results of a line begin, of a vector of channels. Member by member: a copy of
+// the whole would wait for what has just been written to it.
 template <class T, class Count>
-static Results<T> results_of(const PanelResultArgs& result, std::int64_t row, std::int64_t channel,
-                             Count count) {
-  Results<T> to{
-      .out = static_cast<T*>(result.out) + row * result.out_stride + channel,
-      .other = nullptr,
-      .out_stride = result.out_stride,
-      .other_stride = result.other_stride,
-      .bias = add_from(f32v{}, result.bias, result.bias_dtype, channel, count),
-      .epilogue = result.epilogue,
-  };
-  if (result.other) {
-    to.other = static_cast<const T*>(result.other) + row * result.other_stride + channel;
-  }
-  return to;
+OXY_INLINE void find_results(const PanelResultArgs& result, std::int64_t row, std::int64_t channel,
+                             Count count, Results<T>& to) {
+  to.out = static_cast<T*>(result.out) + row * result.out_stride + channel;
+  to.other = result.other
+                 ? static_cast<const T*>(result.other) + row * result.other_stride + channel
+                 : nullptr;
+  to.out_stride = result.out_stride;
+  to.other_stride = result.other_stride;
+  to.bias = add_from(f32v{}, result.bias, result.bias_dtype, channel, count);
+  to.epilogue = result.epilogue;
 }
 
 // Some channels of neighbouring lines of the result, all of one plane.
@@ -164,7 +161,8 @@ static void convolve_plainly(const DepthwiseArgs& args, const Item& item, std::i
   find_lines(args, place, item.channel + first, lines);
   const std::int64_t row = item.row(args.windows.dims, line);
   sweep(first, item.channels, [&](std::int64_t i, auto count) {
-    const auto to = results_of<T>(args.result, row, item.channel + i, count);
+    Results<T> to;
+    find_results(args.result, row, item.channel + i, count, to);
     convolve_channels(args, lines, to, count);
     for (int l = 0; l < lines.count; ++l) {
       lines.x[l] += kLanes;
@@ -186,7 +184,7 @@ static void find_block(const DepthwiseArgs& args, const Item& item, std::int64_t
     block.lines[l] = {is_there ? plane + (row + l) * inner.x_stride : nullptr, last.x_stride};
   }
   block.weights = args.weight + channel;
-  block.to = results_of<T>(args.result, item.row(args.windows.dims, line), channel, Whole{});
+  find_results(args.result, item.row(args.windows.dims, line), channel, Whole{}, block.to);
 }
 
 // The item's lines, of all whole vectors of channels that can be; returns the channels.
