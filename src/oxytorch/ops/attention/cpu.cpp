@@ -35,7 +35,7 @@ static std::int64_t rows_of_item(std::int64_t heads, std::int64_t length) {
 
 static Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
                         const std::optional<Tensor>& mask, const std::optional<double>& scale,
-                        bool is_causal) {
+                        bool is_causal, bool unseen_as_nan) {
   AttentionArgs args{};
   args.dtype = check_dtype(kAttention, "query", query);
   if (query.dim() != 4) {
@@ -81,6 +81,7 @@ static Tensor attention(const Tensor& query, const Tensor& key, const Tensor& va
   args.blocks = (length + args.rows - 1) / args.rows;
   args.scale = static_cast<float>(scale ? *scale : 1.0 / std::sqrt(static_cast<double>(dim)));
   args.causal = is_causal;
+  args.unseen = unseen_as_nan ? std::nanf("") : 0.0f;
   args.rounds_products = args.dtype == DType::float32 && rounds_products();
   run(attention_copies, args, batch * heads * args.blocks, args.rows * keys * dim / 4 + 1);
   return out;
@@ -88,7 +89,7 @@ static Tensor attention(const Tensor& query, const Tensor& key, const Tensor& va
 
 OXY_OP(attention,
        "(Tensor query, Tensor key, Tensor value, Tensor? mask=None, float? scale=None, "
-       "bool is_causal=False) -> Tensor",
+       "bool is_causal=False, bool unseen_as_nan=False) -> Tensor",
        attention)
 
 }  // namespace oxytorch

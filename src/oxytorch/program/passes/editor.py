@@ -84,6 +84,9 @@ class Editor:
         """A constant, or a copy of one; None for other values."""
         copied = self.made_by(value, "aten::clone")
         source = value if copied is None else copied.arguments[0]
+        filled = self.made_by(source, "aten::expand")
+        if filled is not None and not filled.arguments[1]:  # as `full` of no dimensions is written
+            source = filled.arguments[0]
         if not isinstance(source, Value):
             return None
         return self.steps.constants.get(source, self.known.get(source))
