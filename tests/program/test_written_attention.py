@@ -76,7 +76,7 @@ def _filled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 def _where(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """As GPT-2 has it: a causal mask that chooses, and another that is added."""
     shown = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()[None, None]
-    scores = torch.where(shown, q @ k.mT / 4.0, torch.full([], LOWEST))
+    scores = torch.where(shown, q @ k.mT / 4.0, torch.full([], torch.finfo(q.dtype).min))
     return torch.softmax(scores + mask, -1) @ v
 
 
@@ -203,9 +203,7 @@ def test_dimensions_of_one_element(
 
 @pytest.mark.parametrize("name", ["matmul", "filled", "baddbmm"])
 @pytest.mark.parametrize("hidden", [float("-inf"), LOWEST])
-def test_rows_that_see_no_key_are_those_of_the_model(
-    name: str, hidden: float, seen: Seen
-) -> None:
+def test_rows_that_see_no_key_are_those_of_the_model(name: str, hidden: float, seen: Seen) -> None:
     """NaN behind minus infinity, the mean of all values behind a finite number."""
     model, (x, mask) = Attention(SPELLINGS[name]).eval(), _given(2, 6)
     mask[1] = hidden
@@ -217,20 +215,21 @@ def test_rows_that_see_no_key_are_those_of_the_model(
 
 
 NOT_ATTENTION: dict[str, Callable[..., Any]] = {
-    "weights that are returned": lambda q, k, v, mask: (w := torch.softmax(q @ k.mT, -1), w @ v)[1]
-    + w.sum(-1, keepdim=True),
+    "weights that are returned": lambda q, k, v, mask: (
+        (w := torch.softmax(q @ k.mT, -1), w @ v)[1] + w.sum(-1, keepdim=True)
+    ),
     "a softmax over rows": lambda q, k, v, mask: torch.softmax(q @ k.mT, -2) @ v,
     "a softmax of the values": lambda q, k, v, mask: torch.softmax(v, -1) @ k.mT @ q,
     "scores that are squared": lambda q, k, v, mask: torch.softmax((q @ k.mT) ** 2, -1) @ v,
     "a mask that is scaled": lambda q, k, v, mask: torch.softmax((q @ k.mT + mask) * 0.5, -1) @ v,
     "weights that are turned": lambda q, k, v, mask: torch.softmax(q @ k.mT, -1).mT @ v,
     "weights that are scaled": lambda q, k, v, mask: torch.softmax(q @ k.mT, -1) * 2.0 @ v,
-    "a small number in place of scores": lambda q, k, v, mask: torch.softmax(
-        (q @ k.mT).masked_fill(mask < -1, -2.0), -1
-    )
-    @ v,
-    "heads that are mixed": lambda q, k, v, mask: torch.softmax(q @ k.mT, -1).transpose(0, 1)
-    @ v.transpose(0, 1),
+    "a small number in place of scores": lambda q, k, v, mask: (
+        torch.softmax((q @ k.mT).masked_fill(mask < -1, -2.0), -1) @ v
+    ),
+    "heads that are mixed": lambda q, k, v, mask: (
+        torch.softmax(q @ k.mT, -1).transpose(0, 1) @ v.transpose(0, 1)
+    ),
 }
 
 

@@ -139,7 +139,9 @@ def _of_size(meta: Tensor, batch: int, length: int) -> Tensor:
     """A tensor like this one, in which sizes that are not known have these values."""
     usual = (batch, 1, length, length)[4 - meta.dim() :]
     shape = [s if type(s) is int else own for s, own in zip(meta.shape, usual, strict=True)]
-    if meta.dim() == 4 and type(meta.shape[1]) is int and meta.shape[1] > 1:  # no mask, or one of each head
+    if (
+        meta.dim() == 4 and type(meta.shape[1]) is int and meta.shape[1] > 1
+    ):  # no mask, or one of each head
         rows = (shape[0], shape[2], shape[1], shape[3])
         return torch.empty(rows, dtype=meta.dtype, device="meta").transpose(1, 2)
     return torch.empty(shape, dtype=meta.dtype, device="meta")

@@ -295,9 +295,7 @@ class _Place:
             value = self._make("aten::unsqueeze", [value, "0"], value.meta.unsqueeze(0))
         return value
 
-    def _of_operand(
-        self, value: Value, count: int, sizes: Sequence[Any], is_turned: bool
-    ) -> Value:
+    def _of_operand(self, value: Value, count: int, sizes: Sequence[Any], is_turned: bool) -> Value:
         """The same from what the product takes. count, sizes: of the batch."""
         meta: Any = value.meta
         if is_turned:
@@ -378,7 +376,7 @@ class _Place:
         it broadcasts. axes: of the batch, rows and columns."""
         meta: Any = mask.meta
         single = [(axis,) for axis in axes]
-        if dims == single or meta.dim() <= 2 and dims[-2:] == single[-2:]:
+        if dims == single or (meta.dim() <= 2 and dims[-2:] == single[-2:]):
             return mask
         is_of_batch = len(axes) == 4 and len(dims) == 3 and dims[-2:] == single[-2:]
         if not is_of_batch or [*dims[0]] != axes[:2]:
@@ -403,7 +401,9 @@ class _Place:
         editor.replace(self._product, *self._made)
         walk = Walk.begin(result)
         wide = walk.axes[-1]
-        self._rows_behind(result, Walk(result, (), self._dims_of_result(axes, wide)), rows, axes, wide)
+        self._rows_behind(
+            result, Walk(result, (), self._dims_of_result(axes, wide)), rows, axes, wide
+        )
 
     def _dims_of_result(self, axes: list[Axis], wide: Axis) -> list[Dim]:
         *batch, row, _ = axes
