@@ -168,15 +168,8 @@ def test_attention_of_recorded_models_is_one_step(name: str) -> None:
     model, given = Attention(SPELLINGS[name]).eval(), _given(2, 6)
     optimized = oxytorch.optimize(model, sample_input=given, passes=["program"])
     _same(optimized(*given), model(*given))
-    texts = [str(program) for program in _programs(optimized)]
+    texts = [str(program) for program in optimized.forward.programs()]  # type: ignore[operator,union-attr]
     assert texts and all(OURS in text for text in texts), texts
-
-
-def _programs(model: nn.Module) -> list[Any]:
-    from oxytorch.program.replay import Replay
-
-    (replay,) = (each for each in vars(model).values() if isinstance(each, Replay))
-    return replay.programs()
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
