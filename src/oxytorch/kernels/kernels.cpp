@@ -298,7 +298,14 @@ OXY_KERNELS int oxytorch_kernels_attention(OxytorchDtype dtype, const void* quer
     Lent k(kOp, "key", key, code, {batch, heads, keys, width});
     Lent v(kOp, "value", value, code, {batch, heads, keys, width});
     const Lent result(kOp, "out", out, code, {batch, queries, heads, width});
-    call(kOp, {q.argument(), k.argument(), v.argument(), {}, number(scale), flag(is_causal != 0)},
+    call(kOp,
+         {q.argument(),
+          k.argument(),
+          v.argument(),
+          {},
+          number(scale),
+          flag(is_causal != 0),
+          flag(false)},
          result, out);
   });
 }

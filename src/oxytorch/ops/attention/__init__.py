@@ -27,6 +27,7 @@ def attention(
     mask: Tensor | None = None,
     scale: float | None = None,
     is_causal: bool = False,
+    unseen_as_nan: bool = False,
 ) -> Tensor:
     """Returns softmax(query @ key^T * scale + mask) @ value.
 
@@ -41,7 +42,7 @@ def attention(
     Returns a new tensor of query's shape and dtype that lies in memory as [batch, length, heads,
     dim]. Scores, softmax and sums are float32; in bfloat16, where the processor multiplies pairs,
     exponentials are rounded to bfloat16 before they meet the values, as in torch. A row that sees
-    no key is zero.
+    no key is zero; with unseen_as_nan it is NaN, as where the formula is written out.
     float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype or device does not fit.
     Source: Vaswani et al., Attention Is All You Need, 2017, equation 1; Dao et al.,
@@ -61,7 +62,8 @@ def attention(
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(hidden, -math.inf)
     unseen = (scores == -math.inf).all(-1, keepdim=True)
-    weights = torch.softmax(scores.masked_fill(unseen, 0.0), -1).masked_fill(unseen, 0.0)
+    weights = torch.softmax(scores.masked_fill(unseen, 0.0), -1)
+    weights = weights.masked_fill(unseen, math.nan if unseen_as_nan else 0.0)
     result = torch.matmul(weights.to(value.dtype), value)
     by_row = result.transpose(1, 2).clone(memory_format=torch.contiguous_format)
     return by_row.transpose(1, 2)
@@ -102,6 +104,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     unseen = kept.expand(2, 3, 9, 140).clone()
     unseen[0, 1, 4] = False
     yield Sample("2x3x9x140x24-unseen", (q, k, v, unseen))
+    yield Sample("2x3x9x140x24-unseen_as_nan", (q, k, v, unseen, None, False, True))
     late = kept.expand(2, 3, 9, 140).clone()
     late[..., :130] = False
     late[..., 130] = True

@@ -32,7 +32,7 @@ static bool is_in_tiles(const AttentionArgs& args) {
 
 static Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
                         const std::optional<Tensor>& mask, const std::optional<double>& scale,
-                        bool is_causal) {
+                        bool is_causal, bool unseen_as_nan) {
   AttentionArgs args{};
   args.dtype = check_dtype(kAttention, "query", query);
   if (query.dim() != 4) {
@@ -76,6 +76,7 @@ static Tensor attention(const Tensor& query, const Tensor& key, const Tensor& va
   args.dim = dim;
   args.scale = static_cast<float>(scale ? *scale : 1.0 / std::sqrt(static_cast<double>(dim)));
   args.causal = is_causal;
+  args.unseen = unseen_as_nan ? std::nanf("") : 0.0f;
   args.rounds_products = args.dtype == DType::float32 && rounds_products();
   args.rows = attention_rows(is_in_tiles(args) ? kTileAttention : kVectorAttention, batch * heads,
                              length, available_threads());
@@ -86,7 +87,7 @@ static Tensor attention(const Tensor& query, const Tensor& key, const Tensor& va
 
 OXY_OP(attention,
        "(Tensor query, Tensor key, Tensor value, Tensor? mask=None, float? scale=None, "
-       "bool is_causal=False) -> Tensor",
+       "bool is_causal=False, bool unseen_as_nan=False) -> Tensor",
        attention)
 
 }  // namespace oxytorch

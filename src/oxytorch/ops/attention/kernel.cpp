@@ -372,9 +372,9 @@ static void attend(const AttentionArgs& args, std::int64_t item) {
 
   T* out = static_cast<T*>(args.out) + place(args.out_strides, head) + first * args.out_strides.row;
   for (std::int64_t r = 0; r < rows; ++r) {
-    // Nothing was kept: zero, as in PyTorch.
+    // Where nothing was kept, the sums are 0.
     const float total = own.running[r].total;
-    const f32v factor = splat(total == 0.0f ? 0.0f : 1.0f / total);
+    const f32v factor = splat(total == 0.0f ? args.unseen : 1.0f / total);
     sweep(0, args.dim, [&](std::int64_t i, auto count) {
       store(out + r * args.out_strides.row + i, load(own.sums + r * columns + i, count) * factor,
             count);

@@ -24,6 +24,7 @@ struct AttentionArgs {
   std::int64_t rows;
   std::int64_t blocks;  // items of one head
   float scale;
+  float unseen;  // what a row that sees no key is multiplied with: 0 or NaN
   bool causal;
   bool rounds_products;  // float32 is rounded to bfloat16 before it is multiplied
   DType dtype;

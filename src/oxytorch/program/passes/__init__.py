@@ -40,6 +40,7 @@ from .quantized_layers import Quantization
 from .simplify import escaping, simplify
 from .softmaxes import softmaxes
 from .spellings import spellings
+from .written_attention import written_attention
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ ALWAYS: tuple[Pass, ...] = (
     embedding_bags,
     merged_bags,
     attention,
+    written_attention,
     softmaxes,
     norms.layer_norms,
     norms.rms_norms,

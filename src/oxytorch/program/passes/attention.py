@@ -55,7 +55,7 @@ def attention(editor: Editor) -> None:
         if not _pays(metas, None if mask == "none" else _meta(mask.item), is_causal == "true"):
             editor.leave(step, "the kernel was timed and is not faster than torch's")
         else:
-            arguments = [query, key, value, _own(editor, mask), scale, is_causal]
+            arguments = [query, key, value, _own(editor, mask), scale, is_causal, "false"]
             editor.replace(step, Step(OURS, arguments, step.results[:1]))
     editor.apply()
 
@@ -105,7 +105,19 @@ def _own(editor: Editor, mask: Argument) -> Argument:
     return Some(chosen) if values == [0.0, -torch.inf] else mask
 
 
-def _pays(metas: list[Tensor], mask: Tensor | None, is_causal: bool) -> bool:
+def pays_written_out(metas: list[Any], mask: Any) -> bool:
+    """Whether the kernel takes query, key, value and mask of such forms, and is faster than two
+    products with a softmax between them."""
+    if not all(map(_fits, metas)) or any(meta.dtype != metas[0].dtype for meta in metas):
+        return False
+    if mask is not None and (0 in mask.shape or mask.dtype not in (torch.float32, metas[0].dtype)):
+        return False
+    return _pays(metas, mask, False, is_written_out=True)
+
+
+def _pays(
+    metas: list[Tensor], mask: Tensor | None, is_causal: bool, is_written_out: bool = False
+) -> bool:
     query, key, value = metas
     ends = [[meta.shape[0], meta.shape[3]] for meta in (query, key)]
     if not (are_same(key.shape, value.shape) and are_same(*ends)):
@@ -118,22 +130,28 @@ def _pays(metas: list[Tensor], mask: Tensor | None, is_causal: bool) -> bool:
     else:
         sizes = [every]
     form = tuple((tuple(t.shape), t.stride(), t.dtype) for given in sizes for t in given)
-    calls = [_calls(given, is_causal) for given in sizes]
-    return first_win(("program attention", form, is_causal), calls) == 0
+    calls = [_calls(given, is_causal, is_written_out) for given in sizes]
+    name = f"program attention{' written out' * is_written_out}"
+    return first_win((name, form, is_causal), calls) == 0
 
 
 def _of_size(meta: Tensor, batch: int, length: int) -> Tensor:
     """A tensor like this one, in which sizes that are not known have these values."""
-    usual = (batch, 1, length, length)
+    usual = (batch, 1, length, length)[4 - meta.dim() :]
     shape = [s if type(s) is int else own for s, own in zip(meta.shape, usual, strict=True)]
-    if type(meta.shape[1]) is int and meta.shape[1] > 1:  # no mask, or one of each head
+    if (
+        meta.dim() == 4 and type(meta.shape[1]) is int and meta.shape[1] > 1
+    ):  # no mask, or one of each head
         rows = (shape[0], shape[2], shape[1], shape[3])
         return torch.empty(rows, dtype=meta.dtype, device="meta").transpose(1, 2)
     return torch.empty(shape, dtype=meta.dtype, device="meta")
 
 
-def _calls(given: list[Tensor], is_causal: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Torch's attention and ours, of tensors like these: query, key, value and a mask."""
+def _calls(
+    given: list[Tensor], is_causal: bool, is_written_out: bool
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Torch's attention, or the products and the softmax, and ours, of tensors like these: query,
+    key, value and a mask."""
     ours = torch.ops.oxytorch.attention.default
 
     @cache
@@ -146,6 +164,13 @@ def _calls(given: list[Tensor], is_causal: bool) -> tuple[Callable[[], Any], Cal
 
     def run_plain() -> Tensor:
         (query, key, value), mask = tensors()
+        if is_written_out:
+            group = query.shape[1] // key.shape[1]
+            if group > 1:
+                key, value = (t.repeat_interleave(group, 1) for t in (key, value))
+            scores = torch.matmul(query, key.mT)
+            weights = torch.ops.oxytorch.softmax.default(scores, 1.0, mask)
+            return torch.matmul(weights, value).transpose(1, 2).contiguous()
         return functional.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal)
 
     def run_ours() -> Tensor:

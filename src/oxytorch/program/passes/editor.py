@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..program import Argument, Some, Step, Steps, Value
 
+_COPIES = ("aten::clone", "aten::detach", "aten::expand")
 VIEWS = ("aten::view", "aten::_unsafe_view", "aten::reshape")
 """Steps that give a tensor another shape."""
 
@@ -83,8 +84,11 @@ class Editor:
 
     def tensor(self, value: Argument) -> Tensor | None:
         """A constant, or a copy of one; None for other values."""
-        copied = self.made_by(value, "aten::clone")
-        source = value if copied is None else copied.arguments[0]
+        source = value
+        while (step := self.made_by(source, *_COPIES)) is not None:
+            if step.target == "aten::expand" and step.arguments[1]:
+                break  # as `full` of no dimensions is written
+            source = step.arguments[0]
         if not isinstance(source, Value):
             return None
         return self.steps.constants.get(source, self.known.get(source))

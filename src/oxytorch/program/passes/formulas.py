@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from ..program import Argument, Step, Value
 from .editor import Editor
 from .norms import DTYPES
@@ -14,8 +16,11 @@ _TANH = (math.sqrt(2 / math.pi), 0.044715)
 
 
 def activations(editor: Editor) -> None:
-    """Write x * sigmoid(x), x / 2 * (1 + erf(x / sqrt(2))) and the like as one step."""
+    """Write x * sigmoid(x), x / 2 * (1 + erf(x / sqrt(2))), where(x > 0, x, slope * x) and the like
+    as one step."""
     for step in editor.steps.steps:
+        if step.target == "aten::where.self":
+            _leaky_relu(editor, step)
         if step.target != "aten::mul.Tensor":
             continue
         found = _silu(editor, step) or _gelu(editor, step)
@@ -30,6 +35,26 @@ def _is_floating(value: Argument) -> bool:
     return meta is not None and meta.is_floating_point()
 
 
+def _leaky_relu(editor: Editor, step: Step) -> None:
+    """Leaky ReLU, also as a program holds torch's operator, which takes a number of any type; in
+    dtypes that hold the slope as torch has it."""
+    is_above, x, scaled = step.arguments
+    compared = editor.made_by(is_above, "aten::gt.Tensor")
+    product = editor.made_by(scaled, "aten::mul.Tensor")
+    meta = x.meta if isinstance(x, Value) else None
+    if compared is None or product is None or meta is None or meta.dtype not in _WITH_SLOPES:
+        return
+    if compared.arguments[0] is not x or editor.number(compared.arguments[1]) != 0:
+        return
+    slopes = (editor.number(b) for a, b in _orders(product) if a is x)
+    slope = next((number for number in slopes if number is not None), None)
+    if slope is not None:
+        value = Value()
+        editor.steps.constants[value] = torch.tensor(slope, dtype=meta.dtype)
+        editor.replace(step, Step("aten::_prelu_kernel", [x, value], step.results))
+
+
+_WITH_SLOPES = (torch.float32, torch.float64)
 _Call = tuple[str, list[Argument]]
 
 

@@ -1,0 +1,152 @@
+"""The operators that follow layers: six layers, nineteen functions, each way into a program."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from seen import Seen
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import oxytorch
+from oxytorch.program.backend import compile_graph
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+    pytest.mark.usefixtures("everything_is_packed"),
+]
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "conv1d": (lambda: nn.Conv1d(8, 16, 3, padding=1), (2, 8, 10)),
+    "conv2d": (lambda: nn.Conv2d(8, 16, 3, padding=1), (2, 8, 6, 6)),
+    "conv3d": (lambda: nn.Conv3d(8, 16, 3, padding=1), (1, 8, 4, 4, 4)),
+    "linear": (lambda: nn.Linear(16, 16), (4, 16)),
+    "transposed conv2d": (lambda: nn.ConvTranspose2d(8, 16, 3), (2, 8, 5, 5)),
+    "transposed conv3d": (lambda: nn.ConvTranspose3d(8, 16, 3), (1, 8, 3, 3, 3)),
+}
+
+Function = Callable[[Tensor], Tensor]
+SWEPT: dict[str, Function] = {
+    "gelu": F.gelu,
+    "gelu by tanh": lambda y: F.gelu(y, approximate="tanh"),
+    "hardswish": F.hardswish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "silu": F.silu,
+    "sigmoid and mul": lambda y: y * torch.sigmoid(y),
+}
+"""Computed in the sweep of the layer."""
+IN_PLACE: dict[str, Function] = {
+    "abs": torch.abs,
+    "exp": torch.exp,
+    "hardsigmoid": F.hardsigmoid,
+    "log": torch.log,
+    "mish": F.mish,
+    "relu": F.relu,
+    "round": torch.round,
+    "sqrt": torch.sqrt,
+}
+"""Computed in the memory of the layer's result; ReLU in the sweep of our own layers."""
+AFTER: dict[str, tuple[Function, list[str]]] = {
+    "leaky_relu": (lambda y: F.leaky_relu(y, 0.1), ["_prelu_kernel"]),
+    "square": (torch.square, ["mul.Tensor"]),  # `square_` where torch leaves that operator
+    "hardtanh": (F.hardtanh, ["maximum", "minimum"]),
+    "clamp": (lambda y: torch.clamp(y, -0.3, 0.4), ["maximum", "minimum"]),
+    "pow": (lambda y: y.pow(3.0), ["mul.Tensor", "mul.Tensor"]),
+    "elu": (F.elu, ["gt.Tensor", "mul.Tensor", "expm1", "mul.Tensor", "where.self"]),
+}
+"""Operators of torch, which take numbers that a program cannot pass, by other ones."""
+FUNCTIONS = SWEPT | IN_PLACE | {name: function for name, (function, _) in AFTER.items()}
+CELLS = [*itertools.product(LAYERS, FUNCTIONS)]
+WAYS = ("torch.compile", "export", "recording", "TorchScript")
+_COPIES = ("contiguous", "unsqueeze", "squeeze.dim", "select.int", "view", "reshape")
+
+
+class Layer(nn.Module):
+    def __init__(self, layer: nn.Module, function: Function) -> None:
+        super().__init__()
+        self.layer, self.function = layer, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x))
+
+
+def _made(layer: str, function: str) -> tuple[Layer, Tensor]:
+    make, size = LAYERS[layer]
+    return Layer(make(), FUNCTIONS[function]).eval(), torch.randn(size)
+
+
+def _after_layer(text: str) -> list[str]:
+    """The operators of torch in a program, without those that only move elements."""
+    targets = [line.split(" = ")[1].split()[0] for line in text.splitlines() if " = " in line]
+    names = [each.removeprefix("aten::") for each in targets if each.startswith("aten::")]
+    return [each for each in names if each not in _COPIES]
+
+
+def _assert_joined(layer: str, function: str, text: str) -> None:
+    found = _after_layer(text)
+    if function in SWEPT:
+        assert found == [], text
+    elif function in AFTER:
+        assert found in (AFTER[function][1], [f"{function}_"]), text
+    elif function != "relu" or found:
+        assert found == [f"{function}_"], text
+
+
+def _same(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize(("layer", "function"), CELLS)
+def test_what_follows_is_joined_behind_torch_compile(layer: str, function: str, seen: Seen) -> None:
+    model, x = _made(layer, function)
+    _same(torch.compile(model, backend=compile_graph, fullgraph=True)(x), model(x))
+    assert not seen.reasons
+    _assert_joined(layer, function, seen.text)
+
+
+@pytest.mark.parametrize(("layer", "function"), CELLS)
+def test_what_follows_is_joined_in_exported_programs(layer: str, function: str) -> None:
+    model, x = _made(layer, function)
+    program = oxytorch.optimize(torch.export.export(model, (x,)))
+    _same(program(x), model(x))
+    _assert_joined(layer, function, program.program.text)
+
+
+@pytest.mark.parametrize(("layer", "function"), CELLS)
+def test_what_follows_is_joined_in_recordings(layer: str, function: str) -> None:
+    model, x = _made(layer, function)
+    optimized = oxytorch.optimize(model, sample_input=x, passes=["program"])
+    _same(optimized(x), model(x))
+    (program,) = optimized.forward.programs()
+    _assert_joined(layer, function, str(program))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_what_follows_is_right_in_torchscript(function: str) -> None:
+    for layer in LAYERS:
+        model, x = _made(layer, function)
+        optimized = oxytorch.optimize(torch.jit.trace(model, x), sample_input=x)
+        _same(optimized(x), model(x))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("relu", [False, True])
+def test_sums_are_in_the_sweep(layer: str, relu: bool, seen: Seen) -> None:
+    """A sum, and ReLU behind it: in the memory of the sum where oneDNN's layer has made it."""
+
+    class Sum(Layer):
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+            y = self.layer(x) + other
+            return y.relu() if relu else y
+
+    model = Sum(LAYERS[layer][0](), F.relu).eval()
+    x = torch.randn(LAYERS[layer][1])
+    other = torch.randn_like(model.layer(x))
+    run = torch.compile(model, backend=compile_graph, fullgraph=True)
+    _same(run(x, other), model(x, other))
+    is_joined = not layer.startswith("transposed")
+    assert (" add " in seen.text.replace('"add"', "")) is not is_joined, seen.text
