@@ -6,8 +6,8 @@
 CHECK is the name of a function below without `c_`, MODE native or expandable (torch's allocator),
 ours, ours-native or ours-expandable (`oxytorch.memory.use`); for `cpu` and `cpu_bert` default,
 ours-cpu or mallopt (of the first). N is the number of steps of `vary`, LIMIT the GiB that it may
-hold, DET=1 asks for
-deterministic kernels. Prints one line of JSON.
+hold, PAGE the MiB of a page of `driver`; DET=1 asks for deterministic kernels. Prints one line of
+JSON.
 """
 
 import ctypes
@@ -224,11 +224,11 @@ def c_driver():
         f("allocate", Z, P),
         f("release", P, Z),
     )
-    pg = t.granularity
-    out["granularity"] = pg
-    n = 1024
+    pg = int(os.environ.get("PAGE", t.granularity >> 20)) << 20
+    out["page"] = pg
+    n = 2048 * t.granularity // pg
     base = P()
-    assert reserve(None if t.context is None else t.context, 0, 8 * n * pg, C.byref(base)) == 0
+    assert reserve(None if t.context is None else t.context, 0, 2 * n * pg, C.byref(base)) == 0
     ctx = t.context
     hs = []
 
