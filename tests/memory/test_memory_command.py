@@ -113,7 +113,7 @@ def test_limit_without_a_unit_is_named(path: Path, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["memory", "replay", str(path), "--limit", "24"])
     assert stopped.value.code == 2
-    assert "24 is 24 bytes; give a unit, such as 24GiB" in capsys.readouterr().err
+    assert "got 24 (24 bytes); give a unit, such as 24GiB" in capsys.readouterr().err
 
 
 def test_sizes_are_read_and_written() -> None:

@@ -102,6 +102,10 @@ int memory_info(void* context, int device, std::size_t* free_bytes, std::size_t*
 extern "C" {
 
 int oxytorch_memory_sycl_give(const oxytorch_memory_source* source, int device, void* queue) {
+  if (const int result = oxytorch_memory_expect({{source, "a source"}, {queue, "a queue"}}))
+    return result;
+  if (source->allocate != allocate || !source->context)
+    return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID, "expected a source of SYCL's devices");
   Sycl& sycl = sycl_of(source->context);
   if (device < 0 || std::size_t(device) >= sycl.queues.size())
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID, "there is no such SYCL device");
@@ -114,6 +118,12 @@ int oxytorch_memory_sycl_give(const oxytorch_memory_source* source, int device, 
 
 int oxytorch_memory_sycl_source(const char* path, void* const* queues, int devices,
                                 oxytorch_memory_source* source) {
+  if (const int result = oxytorch_memory_expect(
+          {{path, "the path of dpctl's library"}, {source, "a place for source"}}))
+    return result;
+  if (devices < 1)
+    return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
+                                "expected at least one device, got " + std::to_string(devices));
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library)
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
@@ -138,7 +148,8 @@ int oxytorch_memory_sycl_source(const char* path, void* const* queues, int devic
   oxytorch::memory::set_host_memory(*source, allocate_host, release_host);
   // In use until the process ends.
   source->context = sycl.release();
-  for (int i = 0; queues && i < devices; ++i) oxytorch_memory_sycl_give(source, i, queues[i]);
+  for (int i = 0; queues && i < devices; ++i)
+    if (const int result = oxytorch_memory_sycl_give(source, i, queues[i])) return result;
   return OXYTORCH_MEMORY_OK;
 }
 
