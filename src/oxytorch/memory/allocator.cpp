@@ -121,7 +121,8 @@ constexpr std::size_t kLargestPage = oxytorch::memory::kGiB;
 // What a source lacks that a policy calls; null: nothing.
 const char* missing_in(const oxytorch_memory_source& source, int policy) {
   if (!source.name) return "a name";
-  if (source.devices < 1) return "at least one device";
+  if (source.devices < 1 || source.devices > oxytorch::memory::kMostDevices)
+    return "at least one device, and at most 1024";
   if (source.record && !(source.query && source.wait && source.forget))
     return "query, wait and forget beside record";
   if (policy == OXYTORCH_MEMORY_NATIVE)

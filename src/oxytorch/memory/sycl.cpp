@@ -13,6 +13,7 @@
 #include "allocator.h"
 #include "failure.h"
 #include "functions.h"
+#include "policy.h"
 #include "source_parts.h"
 
 namespace {
@@ -121,9 +122,9 @@ int oxytorch_memory_sycl_source(const char* path, void* const* queues, int devic
   if (const int result = oxytorch_memory_expect(
           {{path, "the path of dpctl's library"}, {source, "a place for source"}}))
     return result;
-  if (devices < 1)
+  if (devices < 1 || devices > oxytorch::memory::kMostDevices)
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
-                                "expected at least one device, got " + std::to_string(devices));
+                                "expected 1 to 1024 devices, got " + std::to_string(devices));
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library)
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,

@@ -52,9 +52,7 @@ _lock = threading.Lock()
 def kind_of(call: str, device: torch.device | str, kinds: tuple[str, ...]) -> str:
     """Which of the kinds a device is, which stands for all devices of its kind."""
     kind, _, number = str(device).partition(":")
-    choices = (
-        f"{', '.join(map(repr, kinds[:-1]))} or {kinds[-1]!r}" if kinds[1:] else repr(kinds[0])
-    )
+    choices = f"{', '.join(map(repr, kinds[:-1]))} or {kinds[-1]!r}"
     if kind not in kinds:
         raise ValueError(f"{call}: expected device {choices}, got {str(device)!r}")
     if number and (kind, number) != ("cpu", "0"):

@@ -269,7 +269,7 @@ def load_trace(path: str | os.PathLike[str], device: int | None = None) -> Trace
         is_trace = file.read(len(MAGIC)) == MAGIC
     if is_trace and device is not None:
         raise TraceError(
-            f"{path}: a trace is of one device, so take the device away; it chooses in torch's snapshots"
+            f"{path}: a trace is of one device; a number chooses in torch's snapshots alone"
         )
     return load(path) if is_trace else snapshot.load(path, device)
 
