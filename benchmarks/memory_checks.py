@@ -19,7 +19,13 @@ import threading
 import time
 import traceback
 
-check, mode = sys.argv[1], sys.argv[2]
+MODES = (
+    *("native", "expandable", "ours", "ours-native", "ours-expandable"),
+    *("default", "ours-cpu", "mallopt"),
+)
+if len(sys.argv) != 3 or sys.argv[2] not in MODES:
+    sys.exit(f"{__doc__.strip()}\n\nMODE is one of {', '.join(MODES)}")
+check, mode = sys.argv[1:]
 if mode == "expandable":
     os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = (
         "expandable_segments:True"
@@ -549,6 +555,9 @@ def c_stats():
             out["second_use"] = str(e)
 
 
+if "c_" + check not in globals():
+    names = sorted(name[2:] for name in globals() if name.startswith("c_"))
+    sys.exit(f"CHECK: expected one of {', '.join(names)}, got {check}")
 try:
     globals()["c_" + check]()
 except BaseException as e:
