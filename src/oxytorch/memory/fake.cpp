@@ -254,13 +254,12 @@ extern "C" {
 
 int oxytorch_memory_fake_source(const oxytorch_memory_fake* settings,
                                 oxytorch_memory_source* source) {
-  if (const int result = oxytorch_memory_expect(
-          {{settings, "settings"}, {source, "a place for source"}}))
+  if (const int result =
+          oxytorch_memory_expect({{settings, "settings"}, {source, "a place for source"}}))
     return result;
   if (settings->devices < 1 || settings->devices > oxytorch::memory::kMostDevices)
-    return oxytorch_memory_fail(
-        OXYTORCH_MEMORY_INVALID,
-        "expected 1 to 1024 devices, got " + std::to_string(settings->devices));
+    return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID, "expected 1 to 1024 devices, got " +
+                                                             std::to_string(settings->devices));
   Fake* fake = new Fake();
   fake->settings = *settings;
   fake->devices.resize(settings->devices);

@@ -201,9 +201,9 @@ std::string Heap::report_locked(std::size_t asked) const {
     if (pool->owner && pool->owner->users)
       for (const Block* block : pool->free) in_graphs += block->size;
   const std::string name = source_.name, device = " device " + std::to_string(device_);
-  std::string text = asked ? name + " out of memory. Tried to allocate " + bytes_text(asked) +
-                                 " on" + device + "."
-                           : name + device + ".";
+  std::string text =
+      asked ? name + " out of memory. Tried to allocate " + bytes_text(asked) + " on" + device + "."
+            : name + device + ".";
   if (is_known)
     text += " It has " + bytes_text(total) + ", of which " + bytes_text(free_bytes) + " is free.";
   if (limit_) text += " This process may hold " + bytes_text(limit_) + " (its limit).";
