@@ -4,7 +4,7 @@
     python benchmarks/memory_checks.py CHECK MODE
 
 CHECK is the name of a function below without `c_`, MODE native or expandable (torch's allocator),
-ours, ours-native or ours-expandable (`oxytorch.memory.use`); for `cpu` and `cpu_bert` default,
+ours, ours-native or ours-expandable (`oxytorch.memory.use`); for `cpu`, `cpu_bert` and `cpu_train` default,
 ours-cpu or mallopt (of the first). N is the number of steps of `vary`, LIMIT the GiB that it may
 hold, PAGE the MiB of a page of `driver`; DET=1 asks for deterministic kernels. Prints one line of
 JSON.
@@ -511,6 +511,36 @@ def c_pool():
     del p
     memory.empty_cache()
     out["after"] = memory.memory_reserved()
+
+
+def c_cpu_train():
+    # what the process holds while it trains with other lengths in each step
+    import resource
+
+    if mode == "ours-cpu":
+        memory.use("cpu")
+    torch.manual_seed(0)
+    layers = [nn.TransformerEncoderLayer(256, 4, 1024, 0.0, batch_first=True) for _ in range(4)]
+    m = nn.Sequential(*layers)
+    o = torch.optim.AdamW(m.parameters())
+    r = random.Random(3)
+    for _ in range(24):
+        length, batch = r.randrange(64, 512), r.choice([2, 4, 8])
+        o.zero_grad()
+        m(torch.randn(batch, length, 256)).square().mean().backward()
+        o.step()
+
+    def held():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
+
+    out["peak_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    out["rss_mb"] = held()
+    if mode == "ours-cpu":
+        out["allocated_mb"] = memory.max_memory_allocated("cpu") >> 20
+        out["reserved_mb"] = memory.max_memory_reserved("cpu") >> 20
+        memory.empty_cache("cpu")
+        out["rss_after_empty_cache_mb"] = held()
 
 
 def c_cpu_bert():
