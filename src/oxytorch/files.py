@@ -27,11 +27,11 @@ def save(
     """Write a model and its tensors to one file, which `load` opens in any process.
 
     model: what `oxytorch.optimize` returned for an exported program; what `oxytorch.llm.optimize`
-    returned; or another module, which `torch.export` exports with `sample_input`. path: a file that
-    exists is replaced; a process that has loaded it keeps the old one.
+        returned; or another module, which `torch.export` exports with `sample_input`.
+    path: a file that exists is replaced; a process that has loaded it keeps the old one.
     sample_input: for a module that is exported: a tensor (the only argument), a tuple (positional
-    arguments) or a mapping (keyword arguments). The program takes inputs of these sizes; export the
-    module yourself with `dynamic_shapes` for others.
+        arguments) or a mapping (keyword arguments). The program takes inputs of these sizes; export
+        the module yourself with `dynamic_shapes` for others.
 
     Of a language model the file has what `generate` needs: packed weights, the cache's format, end
     and padding tokens, stop strings and repetition penalty. It has no tokenizer.
@@ -59,10 +59,11 @@ def _is_program(model: object) -> bool:
 def load(path: str | Path, *, verify: bool = False, shared: bool = True) -> Any:
     """Open a file that `save` wrote. Its tensors are mapped into memory, not read.
 
-    path: must not be written to as long as the model is used; replacing it is no harm. verify:
-    compare the tensors with their checksums, which reads all of them. The rest is always compared.
+    path: must not be written to as long as the model is used; replacing it is no harm.
+    verify: compare the tensors with their checksums, which reads all of them. The rest is always
+        compared.
     shared: False copies the tensors instead, into huge pages, which many cores read faster; then
-    each process has its own.
+        each process has its own.
 
     Returns an `oxytorch.program.ProgramModel`, which is called like the model that was saved, or an
     `oxytorch.llm.LanguageModel`, which generates. Results with named fields come back as `Fields`,

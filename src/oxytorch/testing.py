@@ -55,10 +55,10 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 def assert_close(actual: Tensor, exact: Tensor, plain: Tensor, what: str = "result") -> None:
     """Raises AssertionError unless `actual` is as accurate as it has to be.
 
-    exact: the reference in float64. plain: the reference in the dtype of `actual`. Allowed, element
-    by element: twice the largest error of `plain`, or ULPS, whichever is larger. NaN and infinity
-    have to stand where they stand in `exact`, or where `plain` has them by overflow. Integers are
-    those of `plain`.
+    exact: the reference in float64.
+    plain: the reference in the dtype of `actual`. Allowed, element by element: twice the largest
+        error of `plain`, or ULPS, whichever is larger. NaN and infinity have to stand where they
+        stand in `exact`, or where `plain` has them by overflow. Integers are those of `plain`.
     """
     if actual.shape != plain.shape or actual.dtype != plain.dtype:
         raise AssertionError(
@@ -145,8 +145,9 @@ def arenas(used: bool = True, poisoned: bool = False) -> Iterator[None]:
 def settings(stream: bool = False, split: bool = False, guard: int = 0) -> Iterator[None]:
     """Makes small calls take the paths of large ones.
 
-    stream: outputs bypass the caches. split: every item may go to its own thread. guard: number of
-    0xff elements before and after every output; `assert_guarded` looks at them.
+    stream: outputs bypass the caches.
+    split: every item may go to its own thread.
+    guard: number of 0xff elements before and after every output; `assert_guarded` looks at them.
     """
     library = _library.functions()
     library.oxytorch_set_tuning(0 if stream else -1, 0 if split else -1, guard)

@@ -17,9 +17,12 @@ from . import _library
 class Row:
     """One call of an operator.
 
-    source: "oxytorch", or "onednn" inside torch. op: its name. kernel: the kernels that ran, in
-    their order. level: the instruction set. shapes: of all arguments, or oneDNN's description of
-    the problem. microseconds: the call's time, without what the dispatcher takes.
+    source: "oxytorch", or "onednn" inside torch.
+    op: its name.
+    kernel: the kernels that ran, in their order.
+    level: the instruction set.
+    shapes: of all arguments, or oneDNN's description of the problem.
+    microseconds: the call's time, without what the dispatcher takes.
     """
 
     source: str

@@ -21,7 +21,8 @@ import oxytorch
 from oxytorch.graph.errors import CaptureError
 from oxytorch.optimize import tune
 from oxytorch.program import families
-from oxytorch.program.replay import CALLS_OF_A_TRY, FREE_TRIES, Replay
+from oxytorch.program.patience import CALLS_OF_A_TRY, FREE_TRIES
+from oxytorch.program.replay import Replay
 from oxytorch.program.sizes import DifferentError, Formula, SizedRun
 from oxytorch.rewriting import measure
 
@@ -669,10 +670,11 @@ def test_few_of_many_sizes_cost_more_than_the_models_code(name: str) -> None:
                 x = torch.randn(number, 8)
                 torch.testing.assert_close(optimized(x), model(x))
     replay = _replay(optimized)
-    assert replay._calls == rounds * (rows - 2)
-    assert replay._tries <= FREE_TRIES + replay._calls // CALLS_OF_A_TRY
+    patience = replay._patience
+    assert patience.calls == rounds * (rows - 2)
+    assert patience.tries <= FREE_TRIES + patience.calls // CALLS_OF_A_TRY
     if name == "serves":
-        assert len(_shared(optimized)) == 1 and replay._served > replay._tries
+        assert len(_shared(optimized)) == 1 and patience.served > patience.tries
 
 
 def test_a_profiler_goes_on() -> None:

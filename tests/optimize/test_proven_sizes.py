@@ -131,7 +131,7 @@ def test_batches_of_images_are_proven(layers: list[nn.Module]) -> None:
             optimized(torch.randn(batch, 8, 12, 12))
     family = _family(optimized)
     assert family.proof is not None, family.unproven
-    assert family.told() == "sizes are proven: new ones are served at once"
+    assert family.in_words() == "sizes are proven: new ones are served at once"
     for batch in (4, 15, 16, 33):
         assert _check(optimized, model, torch.randn(batch, 8, 12, 12)), batch
 

@@ -23,7 +23,9 @@ OFTEN = ("linear", "conv2d_norm", "lstm", "tied", "gated", "encoder", "images", 
 LONG_OFTEN = ("linear", "conv2d_norm", "lstm", "quantized")
 NOT_QUANTIZED = ("distributed_data_parallel", "autocast_of_a_part")
 """Ways that write values which 8 bits do not hold, or whose inputs only quantized layers take."""
-SAMPLE = pytest.param("sample", marks=pytest.mark.slow)
+NOT_IN_PROGRAMS = ("swapped_conversion",)
+"""What torch refuses for tensors that guards of a program hold (docs/optimize.md)."""
+FORMS = ["default", *(pytest.param(f, marks=pytest.mark.slow) for f in ("sample", "program"))]
 Way = Callable[[Any, torch.Tensor, Log], None]
 WAYS: dict[str, Way] = {}
 LONG_WAYS: dict[str, Way] = {}
@@ -714,9 +716,11 @@ def _check(check: Callable[..., None], name: str, used: Way, form: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("form", ["default", SAMPLE])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("name", "way"), _cases(WAYS, OFTEN))
 def test_composition(check: Callable[..., None], name: str, way: str, form: str) -> None:
+    if form == "program" and (way in NOT_IN_PROGRAMS or name == "quantized"):
+        pytest.skip("not served by programs")
     _check(check, name, WAYS[way], form)
 
 

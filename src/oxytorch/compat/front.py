@@ -70,17 +70,12 @@ def optimize(
     """
     if level not in _LEVELS:
         raise ValueError(f"optimize: expected level 'O0' or 'O1', got {level!r}")
-    if dtype not in _DTYPES:
-        raise ValueError(f"optimize: expected dtype to be one of {_DTYPES}, got {dtype!r}")
+    wanted = _dtype(dtype)
     if isinstance(model, torch.jit.ScriptModule):
         return model if optimizer is None else (model, optimizer)
-    wanted = None if dtype == torch.float32 else dtype
     if optimizer is not None:
         is_fused = _LEVELS[level] if fuse_update_step is None else fuse_update_step
         return _for_training(model, optimizer, wanted, inplace, is_fused)
-    if log_of(model) is not None:  # for training, most often; the predecessor took such a model
-        model = undo(model if inplace else copy.deepcopy(model))
-        inplace = True
     given = {
         "conv_bn_folding": conv_bn_folding,
         "linear_bn_folding": linear_bn_folding,
@@ -88,22 +83,37 @@ def optimize(
         "replace_dropout_with_identity": replace_dropout_with_identity,
         "optimize_lstm": optimize_lstm,
     }
-    sample = sample_input
-    if sample is not None and not isinstance(sample, tuple):
-        sample = (sample,)
     passes = passes_of(level, given)
-    if graph_mode and sample is None:
-        result = optimize_at_first_call(model, wanted, passes, inplace)
+    return _for_inference(model, wanted, sample_input, bool(graph_mode), inplace, passes)
+
+
+def _dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+    """What `oxytorch.optimize` takes for one of the predecessor's."""
+    if dtype not in _DTYPES:
+        raise ValueError(f"optimize: expected dtype to be one of {_DTYPES}, got {dtype!r}")
+    return None if dtype == torch.float32 else dtype
+
+
+def _for_inference(
+    model: Any,
+    dtype: torch.dtype | None,
+    sample: Any,
+    graph: bool,
+    inplace: bool,
+    passes: tuple[str, ...] | None,
+) -> Any:
+    if log_of(model) is not None:  # for training, most often; the predecessor took such a model
+        model = undo(model if inplace else copy.deepcopy(model))
+        inplace = True
+    if graph and sample is None:
+        result = optimize_at_first_call(model, dtype, passes, inplace)
     else:
+        if sample is not None and not isinstance(sample, tuple):
+            sample = (sample,)
         result = _optimize(
-            model,
-            dtype=wanted,
-            sample_input=sample,
-            graph=bool(graph_mode),
-            inplace=inplace,
-            passes=passes,
+            model, dtype=dtype, sample_input=sample, graph=graph, inplace=inplace, passes=passes
         )
-    return compute_in_own_dtype(result, wanted)
+    return compute_in_own_dtype(result, dtype)
 
 
 def _for_training(

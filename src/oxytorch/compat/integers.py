@@ -20,13 +20,16 @@ from .errors import not_served
 from .qconfigs import settings_of
 
 _ATTRIBUTE = "_oxytorch_compat"
+_ATTRIBUTES = (_ATTRIBUTE, "save_qconf_summary", "load_qconf_summary")
+"""All that `prepare` puts into a model, beside its forward."""
 
 
 @dataclass
 class Prepared:
     """What `convert` has to do to a model.
 
-    settings: as `oxytorch.quantization` takes them. recipe: of layers, if one was loaded or tuned.
+    settings: as `oxytorch.quantization` takes them.
+    recipe: of layers, if one was loaded or tuned.
     """
 
     settings: WeightConfig | quantization.Int8StaticActivationInt8Weight
@@ -89,7 +92,7 @@ def convert(model: nn.Module, inplace: bool = False) -> Any:
         quantization.quantize_(result, prepared.settings)
         return result
     result = quantization.convert(model, prepared.recipe)
-    for name in (_ATTRIBUTE, "save_qconf_summary", "load_qconf_summary"):
+    for name in _ATTRIBUTES:
         result.__dict__.pop(name, None)
     return result
 
@@ -129,14 +132,8 @@ def autotune(
             f"autotune: expected accuracy_criterion 'relative' or 'absolute', got {kind!r}"
         )
     result = copy.deepcopy(model)
-    plain = copy.deepcopy(model)
-    calibration = plain.__dict__.pop("forward")
-    if calibration.inner is not None:
-        plain.__dict__["forward"] = calibration.inner
-    for name in (_ATTRIBUTE, "save_qconf_summary", "load_qconf_summary"):
-        plain.__dict__.pop(name, None)
     found = quantization.autotune(
-        plain,
+        _unprepared(model),
         [*_inputs(calib_dataloader, (sampling_sizes or [100])[-1])],
         eval_func,
         most,
@@ -145,6 +142,17 @@ def autotune(
     )
     _prepared(result, "autotune").recipe = found.recipe
     return result
+
+
+def _unprepared(model: nn.Module) -> nn.Module:
+    """A copy of a prepared model as it was before `prepare`."""
+    plain = copy.deepcopy(model)
+    calibration = plain.__dict__.pop("forward")
+    if calibration.inner is not None:
+        plain.__dict__["forward"] = calibration.inner
+    for name in _ATTRIBUTES:
+        plain.__dict__.pop(name, None)
+    return plain
 
 
 def _inputs(data: Iterable[Any], most: int) -> Iterator[Any]:

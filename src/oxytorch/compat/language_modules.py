@@ -201,9 +201,10 @@ def rotary_embedding(
 ) -> tuple[Tensor, Tensor]:
     """Query and key, turned by the angles of their positions.
 
-    query, key: [batch, length, heads, head_dim] or [tokens, heads, head_dim]. sin, cos:
-    [positions, rotary_dim or half of it]. rotary_half: pairs are (i, i + rotary_dim / 2); False:
-    neighbours. position_ids: which rows of sin and cos tokens take; None: the first ones.
+    query, key: [batch, length, heads, head_dim] or [tokens, heads, head_dim].
+    sin, cos: [positions, rotary_dim or half of it].
+    rotary_half: pairs are (i, i + rotary_dim / 2); False: neighbours.
+    position_ids: which rows of sin and cos tokens take; None: the first ones.
     """
     angles = [_angles(table, rotary_dim, rotary_half) for table in (cos, sin)]
 
@@ -281,9 +282,9 @@ def varlen_attention(
 ) -> Tensor:
     """Attention within each of several sequences, written to `out`, which is returned.
 
-    query, key, value: [tokens, heads, head_size]. seqlen_q, seqlen_k: where sequences begin, and
-    the number of tokens. is_causal: a query sees the keys up to its own place, counted from the
-    first of both.
+    query, key, value: [tokens, heads, head_size].
+    seqlen_q, seqlen_k: where sequences begin, and the number of tokens.
+    is_causal: a query sees the keys up to its own place, counted from the first of both.
     """
     unserved: dict[str, bool] = {
         "alibi_slopes": alibi_slopes is not None,

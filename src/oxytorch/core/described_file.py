@@ -107,8 +107,11 @@ def _hash(content: str) -> str:
 class DescribedFile:
     """A file, mapped into memory.
 
-    path: of the file. formats: those that are known. shared: whether tensors are the file's memory
-    and not copies. format: its own. description: what it says, while it is read.
+    path: of the file.
+    formats: those that are known.
+    shared: whether tensors are the file's memory and not copies.
+    format: its own.
+    description: what it says, while it is read.
 
     Raises CheckpointError if it is damaged or has none of these formats.
     """
@@ -131,7 +134,8 @@ class DescribedFile:
     ) -> _Read:
         """What `reader` makes of this file; its errors become a CheckpointError of the file.
 
-        versions: that are read. verify: compare the tensors with their checksums, which reads all.
+        versions: that are read.
+        verify: compare the tensors with their checksums, which reads all.
         """
         self.description = self._described(versions)
         try:

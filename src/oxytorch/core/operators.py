@@ -15,9 +15,9 @@ class Uses(NamedTuple):
     """What an operator does with its arguments: their names, those that it writes to, and those
     that its result is an alias of.
 
-    takes_out: for each argument whether it is one of the latter. is_simple: whether nothing is
-    written, and no argument is a list of tensors. is_of_form: whether what it writes is the shape
-    and the memory of a tensor object, not values.
+    takes_out: for each argument whether it is one of the latter.
+    is_simple: whether nothing is written, and no argument is a list of tensors.
+    is_of_form: whether what it writes is the shape and the memory of a tensor object, not values.
     """
 
     names: tuple[str, ...]

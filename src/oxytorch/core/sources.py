@@ -42,17 +42,17 @@ class Sources:
     """The modules and tensors that a derived value was made from, as they were then.
 
     modules: those whose call the derived value skips. Noted are their class and its forward, hooks,
-    own `forward`, children and all other attributes, by identity, and the keywords of those that
-    are `functools.partial`; so are the hooks for all modules.
+        own `forward`, children and all other attributes, by identity, and the keywords of those
+        that are `functools.partial`; so are the hooks for all modules.
     tensors: further tensors, by identity of their memory and by version; small ones by value.
     owner: the module in whose place the derived value stands; its hooks are called by torch.
     holders: modules that are not called, whose children, settings and tensors code may read: lists
-    of modules above all.
+        of modules above all.
     values: whether parameters and buffers of the modules are sources too; else they are read again
-    at each use, and only noted is which there are.
-    names: global variables that code reads: (name of the Python module, name). methods: what code
-    finds in a module's class: (module, name). settings: what it reads in another object, such as a
-    configuration: (object, name).
+        at each use, and only noted is which there are.
+    names: global variables that code reads: (name of the Python module, name).
+    methods: what code finds in a module's class: (module, name).
+    settings: what it reads in another object, such as a configuration: (object, name).
 
     A copy (deepcopy, pickle) is compared with what it is a copy of; one with values or tensors is
     not current until `note` is called.
@@ -299,13 +299,17 @@ def _same(now: Any, then: Any) -> bool:
 class Places:
     """The places to look at, and what was found there; compared by core/sources.cpp.
 
-    entries: (dictionary, key, value). present: (dictionary, key) of what is not None. sizes:
-    (dictionary, how many). orders: (dictionary, its keys). types: (object, its type).
-    attributes: (object, name, value). bare: objects that have no attributes. functions: (it, its
-    code and defaults). lists and sets: (it, what it holds). versioned and small: tensors whose
-    values are compared, by their versions and as
-    such. formed: those whose sizes, strides and dtype are. clocks: written to when packed tensors
-    are.
+    entries: (dictionary, key, value).
+    present: (dictionary, key) of what is not None.
+    sizes: (dictionary, how many).
+    orders: (dictionary, its keys).
+    types: (object, its type).
+    attributes: (object, name, value).
+    bare: objects that have no attributes.
+    functions: (it, its code and defaults). lists and sets: (it, what it holds). versioned and
+        small: tensors whose values are compared, by their versions and as such.
+    formed: those whose sizes, strides and dtype are.
+    clocks: written to when packed tensors are.
     """
 
     def __init__(self) -> None:

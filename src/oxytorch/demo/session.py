@@ -42,9 +42,11 @@ class Row:
 class Session:
     """The inputs of one run and, after `run`, its results.
 
-    rows: one per variant, in order. explanation: what `optimize` did. nearest: for each query and
-    variant the rows of the nearest texts with their similarity, best first. load: how many programs
-    wanted to run, on average, in the minute before.
+    rows: one per variant, in order.
+    explanation: what `optimize` did.
+    nearest: for each query and variant the rows of the nearest texts with their similarity, best
+        first.
+    load: how many programs wanted to run, on average, in the minute before.
     """
 
     def __init__(self, text: Path | None, queries: Sequence[str], seconds: float) -> None:

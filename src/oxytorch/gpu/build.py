@@ -61,24 +61,15 @@ def build(
 ) -> Result:
     """Brings the images of devices in a folder up to date.
 
-    place: the kernels, as in `load_kernels`; other processes import them from there. only, rules:
-    names of kernels to build, and options "rule" of signatures to build of any kernel; all if both
-    are empty, and then images of kernels that are no more are removed.
-    progress: called with the number of images done, of all, and the latest. Raises ValueError where
-    a compiler or a kernel is missing, before anything is compiled.
+    place: the kernels, as in `load_kernels`; other processes import them from there.
+    only, rules: names of kernels to build, and options "rule" of signatures to build of any kernel;
+        all if both are empty, and then images of kernels that are no more are removed.
+    progress: called with the number of images done, of all, and the latest.
+
+    Raises ValueError where a compiler or a kernel is missing, before anything is compiled.
     """
     begin = time.perf_counter()
-    absent = compilers.compilers_of(list(devices))
-    if absent:
-        raise ValueError(
-            "; ".join(f"cannot build for {device}: {reason}" for device, reason in absent.items())
-        )
-    pack.remember_sources()
-    kernels = load_kernels(place)
-    unknown = set(only) - {kernel.name for kernel in kernels}
-    if unknown:
-        known = ", ".join(kernel.name for kernel in kernels)
-        raise ValueError(f"unknown kernel {', '.join(sorted(unknown))}; known are {known}")
+    kernels = _checked_kernels(place, devices, only)
     is_whole = not only and not rules
     wanted = [
         (kernel, signature)
@@ -108,6 +99,24 @@ def build(
         writer.write()
     result.seconds = time.perf_counter() - begin
     return result
+
+
+def _checked_kernels(
+    place: str, devices: Sequence[Device], only: Collection[str]
+) -> tuple[Kernel, ...]:
+    """The kernels of a place; raises ValueError where a compiler or a named kernel is missing."""
+    absent = compilers.compilers_of(list(devices))
+    if absent:
+        raise ValueError(
+            "; ".join(f"cannot build for {device}: {reason}" for device, reason in absent.items())
+        )
+    pack.remember_sources()
+    kernels = load_kernels(place)
+    unknown = set(only) - {kernel.name for kernel in kernels}
+    if unknown:
+        known = ", ".join(kernel.name for kernel in kernels)
+        raise ValueError(f"unknown kernel {', '.join(sorted(unknown))}; known are {known}")
+    return kernels
 
 
 def _kept(names: Collection[tuple[str, str]]) -> Callable[[Image], bool]:

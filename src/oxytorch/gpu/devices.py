@@ -13,10 +13,13 @@ from typing import NamedTuple
 class Device(NamedTuple):
     """One target of a compiler.
 
-    name: names images and manifests. chips: products that run it. aliases: other names that users
-    write, in lower case. runs_on: devices that run its images although they are not the same.
-    compiler_names: what the compiler calls it, tried in turn. fallback: not one chip, but code that
-    drivers of the vendor compile when it is loaded; built beside every device of the vendor.
+    name: names images and manifests.
+    chips: products that run it.
+    aliases: other names that users write, in lower case.
+    runs_on: devices that run its images although they are not the same.
+    compiler_names: what the compiler calls it, tried in turn.
+    fallback: not one chip, but code that drivers of the vendor compile when it is loaded; built
+        beside every device of the vendor.
     """
 
     name: str

@@ -36,12 +36,17 @@ _ELEMENTS = {"arguments": str, "aligned": int}
 class Image(NamedTuple):
     """One compiled kernel. (No dataclass: making that class takes a millisecond at start.)
 
-    entry: the function's name in the image. threads: of one program. shared: bytes of dynamic
-    shared memory. arguments: types in Triton's words, in order. aligned: positions of arguments
-    that must be multiples of 16. scratch: null pointers that follow the arguments. offset, length:
-    place of the compressed bytes in the pack. size: bytes of the image itself. sha256: `digest`.
-    key: what the image was compiled from (`compilers.key`). source: a name of the source files in
-    the manifest, empty where none are recorded.
+    entry: the function's name in the image.
+    threads: of one program.
+    shared: bytes of dynamic shared memory.
+    arguments: types in Triton's words, in order.
+    aligned: positions of arguments that must be multiples of 16.
+    scratch: null pointers that follow the arguments.
+    offset, length: place of the compressed bytes in the pack.
+    size: bytes of the image itself.
+    sha256: `digest`.
+    key: what the image was compiled from (`compilers.key`).
+    source: a name of the source files in the manifest, empty where none are recorded.
     """
 
     kernel: str

@@ -24,11 +24,13 @@ class Signature:
 class TritonSource:
     """What Triton compiles for NVIDIA and AMD.
 
-    function: made by `triton.jit`. arguments: each argument that is left at run time with its type
-    in Triton's words ("*fp32", "i64", "fp64"), in order. constants: the others with their values.
-    aligned: pointers to, and numbers that are, multiples of 16. registers: the most that a thread
-    may have on NVIDIA's chips; 0 leaves it to the compiler. Floating-point expressions are never
-    contracted.
+    function: made by `triton.jit`.
+    arguments: each argument that is left at run time with its type in Triton's words ("*fp32",
+        "i64", "fp64"), in order.
+    constants: the others with their values.
+    aligned: pointers to, and numbers that are, multiples of 16.
+    registers: the most that a thread may have on NVIDIA's chips; 0 leaves it to the compiler.
+        Floating-point expressions are never contracted.
     """
 
     function: Any
@@ -44,8 +46,9 @@ class TritonSource:
 class OpenClSource:
     """What `ocloc` or SYCL's run time compiles for Intel.
 
-    text: OpenCL C with one kernel, called `function`. arguments: as in TritonSource; pointers are
-    passed as addresses. group: work items of a group, which together do the work of one program.
+    text: OpenCL C with one kernel, called `function`.
+    arguments: as in TritonSource; pointers are passed as addresses.
+    group: work items of a group, which together do the work of one program.
     """
 
     text: str
@@ -59,8 +62,9 @@ class OpenClSource:
 class Kernel:
     """A kernel, and what its signatures are compiled from.
 
-    signatures: all that are built ahead of time. triton, opencl: the source of a signature; they
-    import Triton, or make text, when they are called.
+    signatures: all that are built ahead of time.
+    triton, opencl: the source of a signature; they import Triton, or make text, when they are
+        called.
     """
 
     name: str

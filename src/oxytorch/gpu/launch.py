@@ -36,7 +36,8 @@ class Driver(Protocol):
     """What is asked of a device's driver.
 
     device: the device's name in `devices.DEVICES`, or the driver's own name for a device that is
-    not in it. fallback: the name of the images that the driver compiles; "" if it compiles none.
+        not in it.
+    fallback: the name of the images that the driver compiles; "" if it compiles none.
     """
 
     device: str

@@ -82,7 +82,11 @@ class SyclLaunch:
 
 
 class SyclFunction:
-    """A kernel on one device. arguments: their types. group: work items of a program."""
+    """A kernel on one device.
+
+    arguments: their types.
+    group: work items of a program.
+    """
 
     def __init__(
         self, driver: SyclDriver, kernel: Any, name: str, arguments: Sequence[str], group: int

@@ -21,16 +21,19 @@ from .mixed_norms import norms_in_one_dtype
 class Boundary:
     """What happens to the floating-point tensors that a module is given, and to those it returns.
 
-    takes: the dtype that they are converted to, or None. least_dims: dimensions that a tensor has
-    to have for that; those of fewer are often positions or frequencies, which would lose too much.
+    takes: the dtype that they are converted to, or None.
+    least_dims: dimensions that a tensor has to have for that; those of fewer are often positions or
+        frequencies, which would lose too much.
     gives_back: whether the module returns the dtype that it was given; `otherwise` where it was
-    given no such tensor, if that is a dtype. returns: the dtype that results are converted to,
-    whatever the module was given, until the user converts the model: as long as the module's
-    parameters have the dtype `takes`, and those of `beside`, one that was converted, that one.
-    Without `returns`, `beside` has the dtype `takes` until then, and what it has then is taken.
+        given no such tensor, if that is a dtype.
+    returns: the dtype that results are converted to, whatever the module was given, until the user
+        converts the model: as long as the module's parameters have the dtype `takes`, and those of
+        `beside`, one that was converted, that one. Without `returns`, `beside` has the dtype
+        `takes` until then, and what it has then is taken.
     agrees: whether the weights of a layer, of which code outside makes some at each call, are all
-    given one dtype. explains: the dtype that parts of the module were converted to, where an error
-    about dtypes is to say what to do.
+        given one dtype.
+    explains: the dtype that parts of the module were converted to, where an error about dtypes is
+        to say what to do.
     """
 
     takes: torch.dtype | None = None

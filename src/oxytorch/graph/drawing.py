@@ -28,7 +28,11 @@ _LEGEND = {
 
 @dataclass(frozen=True)
 class Box:
-    """A node. kind: one of `_FILLS`; others are drawn as `aten`. more: shown when pointed at."""
+    """A node.
+
+    kind: one of `_FILLS`; others are drawn as `aten`.
+    more: shown when pointed at.
+    """
 
     text: str
     kind: str

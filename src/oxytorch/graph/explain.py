@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from ..program.call_report import call_report
 from ..program.export import captured
 from ..program.passes.editor import Note
 from ..program.plan import ArenaPlan, hint
 from ..program.program import Step, Steps, Value
-from ..program.told import calls_told
 from ..rewriting.changes import log_of
 from . import drawing
 
@@ -70,21 +70,23 @@ def _exported(
 
 
 def _calls(model: nn.Module) -> tuple[str, ...]:
-    told = tuple(calls_told(model))
-    if not told and log_of(model) is not None:
+    lines = tuple(call_report(model))
+    if not lines and log_of(model) is not None:
         return (
             "no program runs for calls of this model, which oxytorch.explain gives the reason of; "
             "what follows is the program that torch.export makes of it",
         )
-    return told
+    return lines
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
     """What passes did with a program.
 
-    before, after: the steps of a call. once: the steps that are done before the first call and
-    after a write to a weight. notes: what each pass did or left, in order. names: of the weights.
+    before, after: the steps of a call.
+    once: the steps that are done before the first call and after a write to a weight.
+    notes: what each pass did or left, in order.
+    names: of the weights.
     calls: what became of the calls so far, of a model that runs as a program.
     """
 

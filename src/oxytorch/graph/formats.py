@@ -56,9 +56,9 @@ class _Opaque(Exception):
 class ModelForward(Forward):
     """The forward of a model in which convolutions may keep channels-last order.
 
-    is_free: whether they may in a call with inputs in torch's order. is_free_last: in a call with
-    an input in channels-last order. Not any more once a call failed or returned what cannot be
-    looked into.
+    is_free: whether they may in a call with inputs in torch's order.
+    is_free_last: in a call with an input in channels-last order. Not any more once a call failed or
+        returned what cannot be looked into.
     """
 
     def __init__(self, module: nn.Module, is_free: bool, is_free_last: bool) -> None:

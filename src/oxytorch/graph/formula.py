@@ -80,8 +80,8 @@ def expression(
     """Return the expression that `run` computes of x, or None where it is none, or where its code
     may compute something else of another x.
 
-    names: the tensors that it may use besides, by the names that they get. module: the one whose
-    code runs.
+    names: the tensors that it may use besides, by the names that they get.
+    module: the one whose code runs.
     """
     module = nn.Module() if module is None else module
     reader = _Reader({id(x): "x", **{id(tensor): name for name, tensor in names.items()}})

@@ -24,8 +24,9 @@ class OwnSignature:
     """Looks like a module's own forward to code that asks for its names, code and annotations, or
     that binds it to its module as a function (accelerate, where it takes its wrappers off).
 
-    module: the one in whose instance dictionary it lies. stands_in: whether it is left out where
-    the module's own code is to be looked at (`core.modes.own_code`).
+    module: the one in whose instance dictionary it lies.
+    stands_in: whether it is left out where the module's own code is to be looked at
+        (`core.modes.own_code`).
     """
 
     stands_in = True
@@ -102,8 +103,9 @@ class AroundForward(OwnSignature):
 class Forward(OwnSignature):
     """Stands in for a module's own forward where it may; else that runs, on plain values.
 
-    module: the one in whose instance dictionary it lies. converts: whether the module's weights
-    were given another dtype, so that floating inputs are converted to it.
+    module: the one in whose instance dictionary it lies.
+    converts: whether the module's weights were given another dtype, so that floating inputs are
+        converted to it.
     """
 
     def __init__(self, module: nn.Module, converts: bool = False) -> None:

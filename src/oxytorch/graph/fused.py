@@ -78,8 +78,8 @@ class FusedLayer:
     """A linear layer or convolution with what was around it: zero padding before, a normalization
     folded in, a post-operation after.
 
-    converts: whether inputs of other floating dtypes are converted to the weight's. boundary: of a
-    layer that keeps its dtype and returns another one.
+    converts: whether inputs of other floating dtypes are converted to the weight's.
+    boundary: of a layer that keeps its dtype and returns another one.
     """
 
     def __init__(

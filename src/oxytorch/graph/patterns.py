@@ -42,9 +42,12 @@ class Choices:
 class Match:
     """One replacement.
 
-    description: in words. steps: the numbers of those that it replaces, in order. run: what is
-    called in place of the last of them, with `arguments`; it gives `results`. modules: those that
-    are no longer called. watched: tensors whose values were looked at. folded: where it has one.
+    description: in words.
+    steps: the numbers of those that it replaces, in order.
+    run: what is called in place of the last of them, with `arguments`; it gives `results`.
+    modules: those that are no longer called.
+    watched: tensors whose values were looked at.
+    folded: where it has one.
     at: the number of the step in whose place it is called.
     """
 
@@ -66,9 +69,9 @@ class Match:
 class Patterns:
     """The matches in a record.
 
-    converts: the modules whose inputs are to be converted to the dtype of their weight. returns:
-    those that keep their dtype and return another one. is_free: whether a module's call may be gone
-    past.
+    converts: the modules whose inputs are to be converted to the dtype of their weight.
+    returns: those that keep their dtype and return another one.
+    is_free: whether a module's call may be gone past.
     """
 
     def __init__(

@@ -28,7 +28,8 @@ from .formula import expression, result_of
 class Norm:
     """A normalization over the last dimension.
 
-    kind: "layer_norm" or "rms_norm". offset: what is added to the weight (1 in Gemma).
+    kind: "layer_norm" or "rms_norm".
+    offset: what is added to the weight (1 in Gemma).
     """
 
     kind: str

@@ -28,8 +28,8 @@ def recorded(
 ) -> tuple[Record, Any]:
     """Run a model without gradients and return the record of the run, and its output.
 
-    is_leaf: the modules that are called as a whole, however they compute. state: what is to keep
-    that which the run writes to.
+    is_leaf: the modules that are called as a whole, however they compute.
+    state: what is to keep that which the run writes to.
     """
     if any(GLOBAL_HOOKS):
         raise CaptureError("hooks for all modules are registered")

@@ -30,9 +30,9 @@ _REGION = "<oxytorch region>"
 class Slot:
     """What one argument of a call has to be: a tensor, a constant, or a sequence of such.
 
-    kind: "tensor", of the class `value` and of so many dimensions, "constant" or "sequence". shape,
-    dtype: None where any will do. needs_grad: whether it requires a gradient, None where code does
-    not ask.
+    kind: "tensor", of the class `value` and of so many dimensions, "constant" or "sequence".
+    shape, dtype: None where any will do.
+    needs_grad: whether it requires a gradient, None where code does not ask.
     """
 
     kind: str
@@ -97,9 +97,11 @@ class Program:
     """The steps of a region as Python source, for calls of one form.
 
     source: of a function `run(args, kwargs)`; scope: the objects that it names.
-    positional, keywords: the form. same: the pairs of tensors in it, by number, that are one.
-    sources: what it holds for. dtypes: weights, with the dtype that they have to have since code
-    that is gone past looks at dtypes.
+    positional, keywords: the form.
+    same: the pairs of tensors in it, by number, that are one.
+    sources: what it holds for.
+    dtypes: weights, with the dtype that they have to have since code that is gone past looks at
+        dtypes.
     """
 
     positional: tuple[Slot, ...]
@@ -240,10 +242,13 @@ def program(
 ) -> Program:
     """Write the program of one call of a module.
 
-    home: the number of the call; inlined: those below it whose code is gone past. matches: those
-    made in it. dropped: the steps that do nothing, with the module called. args, kwargs: what it
-    was called with. converted: the modules whose weights get another dtype than they had in the
-    run. Raises CaptureError with the reason.
+    home: the number of the call; inlined: those below it whose code is gone past.
+    matches: those made in it.
+    dropped: the steps that do nothing, with the module called.
+    args, kwargs: what it was called with.
+    converted: the modules whose weights get another dtype than they had in the run.
+
+    Raises CaptureError with the reason.
     """
     call = record.calls[home]
     passed = [call, *(record.calls[number] for number in sorted(inlined))]
@@ -280,7 +285,8 @@ def program(
 def _refuse_calls(passed: Sequence[Call], kinds: bool, converted: Set[nn.Module]) -> None:
     """Raise CaptureError where a program cannot stand for calls, the outermost of them first.
 
-    kinds: whether their code looks at dtypes. converted: see `program`.
+    kinds: whether their code looks at dtypes.
+    converted: see `program`.
     """
     for own in passed:
         if own.refusal is not None:

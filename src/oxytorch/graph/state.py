@@ -44,8 +44,9 @@ _TRAINING = ("training", "train", "use_input_stats")
 class State:
     """The state of models and of what they are called with, as it is now.
 
-    roots: models, and the arguments of a call. written: paths of tensors whose values are kept from
-    the start, since a run is known to write to them; None keeps those of all but parameters.
+    roots: models, and the arguments of a call.
+    written: paths of tensors whose values are kept from the start, since a run is known to write to
+        them; None keeps those of all but parameters.
 
     Seen are attributes of modules and of other objects, and the containers in them, however deep;
     not what lies in objects of Python's standard library (files, locks, iterators), in closures and

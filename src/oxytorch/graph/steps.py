@@ -41,8 +41,9 @@ class Other:
 class Step:
     """One call of a function, or of a module that is called as a whole.
 
-    arguments: (args, kwargs) and result, with Values in place of tensors. call: the number of the
-    module call whose code made it. writes: the memory (storage) that it wrote to.
+    arguments: (args, kwargs) and result, with Values in place of tensors.
+    call: the number of the module call whose code made it.
+    writes: the memory (storage) that it wrote to.
     """
 
     target: Any
@@ -57,12 +58,15 @@ class Step:
 class Call:
     """One call of a module: its arguments, its output, and the steps [begin, end) below it.
 
-    arguments and output are those of its code. outer, outer_output: what the caller gave and got,
-    where hooks lie between. parent: the number of the call that it happened in, -1 for the first.
-    refusal: why the module's
-    own code must not be passed over, if so. reads_shapes, reads_kinds: whether its code looks at
-    sizes, or at dtypes and the like. given: the arguments themselves. globals: the names of the
-    global variables that its code reads; methods: (module, name) of what it finds in a class;
+    arguments and output are those of its code.
+
+    outer, outer_output: what the caller gave and got, where hooks lie between.
+    parent: the number of the call that it happened in, -1 for the first.
+    refusal: why the module's own code must not be passed over, if so.
+    reads_shapes, reads_kinds: whether its code looks at sizes, or at dtypes and the like.
+    given: the arguments themselves.
+    globals: the names of the global variables that its code reads; methods: (module, name) of what
+        it finds in a class.
     settings: (object, name) of what it reads in attributes of modules.
     """
 

@@ -86,10 +86,11 @@ def make_environment(
 ) -> Environment:
     """Choose libraries and variables beside those of `before`, the user's own.
 
-    allocator: "auto", "default", "jemalloc" or "tcmalloc"; openmp: "default", "intel",
-    or "auto", which is Intel's where installed.
+    allocator: "auto", "default", "jemalloc" or "tcmalloc"; openmp: "default", "intel", or "auto",
+        which is Intel's where installed.
     threads: of each instance; None for as many as it has processors.
-    benchmark: have jemalloc keep freed memory. unbuffered: have Python print each line at once.
+    benchmark: have jemalloc keep freed memory.
+    unbuffered: have Python print each line at once.
     folders: where to look for libraries; None for the usual places.
 
     Raises MissingLibraryError for a library that is asked for by name and not found.

@@ -34,10 +34,12 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Job:
     """A process to start.
 
-    name: what messages call it. label: what its lines begin with.
-    is_piped: whether its output goes through this process, and it has no terminal; otherwise it
-        has this process's own input and output.
-    log: the file that gets its output too. is_shown: False for output that goes there alone.
+    name: what messages call it.
+    label: what its lines begin with.
+    is_piped: whether its output goes through this process, and it has no terminal; otherwise it has
+        this process's own input and output.
+    log: the file that gets its output too.
+    is_shown: False for output that goes there alone.
     """
 
     name: str

@@ -184,7 +184,8 @@ class KVCache:
 class CacheSlots:
     """Caches of several sequences, each of its own length, that can step together.
 
-    shared: all of them, a row for each. slots: the same memory as a cache for each.
+    shared: all of them, a row for each.
+    slots: the same memory as a cache for each.
     """
 
     def __init__(self, shared: KVCache) -> None:

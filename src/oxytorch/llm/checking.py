@@ -64,7 +64,7 @@ class Chooser:
 
 
 def signature(calls: LayerCalls) -> tuple[Any, ...]:
-    """All of a layer that decides what it computes, but its weights and its number."""
+    """What decides what a layer computes: modules, settings, shapes, not weights or index."""
     found: list[Any] = [calls.results, tuple(calls.prompt)]
     for path, module in calls.module.named_modules():
         settings = tuple(

@@ -121,8 +121,11 @@ def processor_of(
     Made by transformers of the model's generation_config: penalties, tokens that are forced,
     suppressed or made likelier, n-grams that must not repeat, a least length.
     tokens: int64 [batch, length], the prompts, padded on the left; mask: int64 of its shape, 0
-    where padding is, or None. new: the most new tokens. ends: tokens that end a sequence.
+        where padding is, or None.
+    new: the most new tokens.
+    ends: tokens that end a sequence.
     repetition_penalty: in place of the generation_config's, or None.
+
     Raises ValueError for what transformers does not take.
     """
     if isinstance(model, LanguageModel):

@@ -47,9 +47,10 @@ class Run(Protocol):
 class Decoder(Protocol):
     """A model that can start a run.
 
-    vocabulary: number of tokens that it knows. positions: tokens that it was made for, or None.
+    vocabulary: number of tokens that it knows.
+    positions: tokens that it was made for, or None.
     keeps_keys: what a run has seen are keys and values of each token: it can be cut, and a later
-    step may take several tokens at the cost of one.
+        step may take several tokens at the cost of one.
     """
 
     vocabulary: int

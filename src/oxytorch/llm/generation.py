@@ -211,7 +211,9 @@ def _started(
 
 @dataclass
 class _Prompt:
-    """tokens: int64 [batch, length], padding first. padding: int64 [batch], or None for none."""
+    """tokens: int64 [batch, length], padding first.
+    padding: int64 [batch], or None for none.
+    """
 
     tokens: Tensor
     padding: Tensor | None
@@ -227,8 +229,8 @@ class _Prompt:
 class _Loop:
     """The state of one generation that the steps share.
 
-    processor: what changes scores before a token is chosen, or None. is_watched: others run between
-    two tokens, and may change the model.
+    processor: what changes scores before a token is chosen, or None.
+    is_watched: others run between two tokens, and may change the model.
     """
 
     decoder: Decoder

@@ -31,7 +31,8 @@ def joint_step(
     """Logits [sequences, 1, vocabulary] after a token of each, which its cache then counts.
 
     Weights are read once for all of them; each attends over its own cache.
-    tokens: int64 [sequences, 1]. rows: their slots, with room for one more token.
+    tokens: int64 [sequences, 1].
+    rows: their slots, with room for one more token.
     """
     places = torch.tensor(rows)
     starts = torch.tensor([caches.slots[row].length for row in rows])

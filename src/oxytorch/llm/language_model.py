@@ -15,8 +15,10 @@ from .record import FusedModel
 class Settings:
     """What a file keeps of a model's generation_config.
 
-    eos_token_id: tokens that end a sequence. pad_token_id: fills finished ones. stop_strings: end a
-    sequence too. repetition_penalty: see `generate`.
+    eos_token_id: tokens that end a sequence.
+    pad_token_id: fills finished ones.
+    stop_strings: end a sequence too.
+    repetition_penalty: see `generate`.
     """
 
     eos_token_id: list[int]
@@ -32,8 +34,8 @@ class LanguageModel:
     `oxytorch.llm.generate`, `stream`, `perplexity` and `token_losses` take it too, and
     `oxytorch.save` writes it again. Copies, and calls from several threads, work.
 
-    record: its weights and what a step does with them. positions: tokens that it was made for, or
-    None where its angles are made for longer texts.
+    record: its weights and what a step does with them.
+    positions: tokens that it was made for, or None where its angles are made for longer texts.
     """
 
     record: FusedModel

@@ -25,7 +25,8 @@ class Norm:
     """A normalization over the last dimension.
 
     Its parameters are those that the module has at the time of the call.
-    kind: "rms_norm" or "layer_norm". offset: what is added to the weight (Gemma: 1).
+    kind: "rms_norm" or "layer_norm".
+    offset: what is added to the weight (Gemma: 1).
     """
 
     kind: str
@@ -120,7 +121,8 @@ class Product:
 class RoutedMlp:
     """Routed experts: each token goes through the few whose router scores are largest.
 
-    router: weight [experts, in]. normalized: the chosen scores are divided by their sum.
+    router: weight [experts, in].
+    normalized: the chosen scores are divided by their sum.
     gate_up, down: a gated product and a plain one for each expert, in the model's order.
     """
 
@@ -213,9 +215,11 @@ class Attention:
     query, key, value of a token are rows of one product: `layout` "blocks" (all queries, all keys,
     all values) or "groups" (for each key head: its queries, its key, its value).
     query_norm, key_norm: normalization of each head, or None; with flat_norms of all heads as one
-    row. rotary: 0 for none, else how many
-    values of a head are rotated. interleaved: pairs of neighbours are rotated, not halves.
-    window: the last tokens that are seen, or None for all. sinks: a logit for each head, or None.
+        row.
+    rotary: 0 for none, else how many values of a head are rotated.
+    interleaved: pairs of neighbours are rotated, not halves.
+    window: the last tokens that are seen, or None for all.
+    sinks: a logit for each head, or None.
     """
 
     qkv: Product
@@ -310,7 +314,9 @@ class DecoderLayer:
     """A decoder layer.
 
     attention_norm and mlp_norm come before their part, the `after_` norms behind it and before the
-    residual is added; each may be absent. parallel: both parts read the layer's input.
+    residual is added; each may be absent.
+
+    parallel: both parts read the layer's input.
     norm_last: attention_norm and mlp_norm are applied to the sums instead (OPT's 350 m).
     residual_scale: what both parts are multiplied with before they are added.
     """
@@ -340,12 +346,16 @@ class DecoderLayer:
     ) -> Tensor:
         """Returns the layer's output [batch, n, width] for `hidden` of the same shape.
 
-        Keys and values are written to `cache` at start .. start + n. cos, sin: [n, rotary] or
-        [batch, n, rotary]. mask: None for causal attention in the layer's window; otherwise it says
-        everything: bool or additive, broadcast to [batch, heads, n, start + n]. windowed: the mask
-        lets nothing through from before the layer's window, which need not be read then.
-        beams: [batch, capacity], see `CacheLayer.plain`. rows: int64 [batch], the row of the cache
-        that each sequence has, with `start` int64 [batch], and without mask and beams.
+        Keys and values are written to `cache` at start .. start + n.
+
+        cos, sin: [n, rotary] or [batch, n, rotary].
+        mask: None for causal attention in the layer's window; otherwise it says everything: bool or
+            additive, broadcast to [batch, heads, n, start + n].
+        windowed: the mask lets nothing through from before the layer's window, which need not be
+            read then.
+        beams: [batch, capacity], see `CacheLayer.plain`.
+        rows: int64 [batch], the row of the cache that each sequence has, with `start` int64
+            [batch], and without mask and beams.
         """
         normed = hidden
         if self.attention_norm is not None and not self.norm_last:

@@ -47,8 +47,12 @@ def plans(
 ) -> Iterator[LayerPlan]:
     """Yields what the layer may be, the most likely first.
 
-    layer: on the CPU, float32. arguments: those that the model calls it with. position: its number
-    in its list. results: see `LayerPlan`. Raises Unmatched where a part is missing.
+    layer: on the CPU, float32.
+    arguments: those that the model calls it with.
+    position: its number in its list.
+    results: see `LayerPlan`.
+
+    Raises Unmatched where a part is missing.
     """
     attention = find(layer, recipes.ATTENTION)
     if attention is None:

@@ -22,7 +22,8 @@ from .samples import sample_length, sample_tokens
 class LayerCalls:
     """How one decoder layer was called: by the prompt, then by one more token.
 
-    prompt, token: arguments by name, without the hidden states. results: see `plan.LayerPlan`.
+    prompt, token: arguments by name, without the hidden states.
+    results: see `plan.LayerPlan`.
     hidden, output: the prompt's hidden states before and behind it, [1, n, width].
     """
 
@@ -74,7 +75,8 @@ def _outermost_lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
 class Observed:
     """What `observe` saw.
 
-    rotations: what rotated the prompt. problem: why the layers' calls are not known, or "".
+    rotations: what rotated the prompt.
+    problem: why the layers' calls are not known, or "".
     """
 
     rotations: Rotations = field(default_factory=list)

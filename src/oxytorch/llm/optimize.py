@@ -99,14 +99,7 @@ def optimize(
     result = model if inplace else copied(model, "llm.optimize")
     if not inplace:
         move(layers, observed.rotations, model, result)
-    report = LanguageModelReport(
-        type(model).__name__,
-        str(dtype).removeprefix("torch."),
-        ["llm.optimize"],
-        kv_cache=next(name for name, known in DTYPES.items() if known == cache_dtype),
-        layers=len(layers),
-        allowed=FUSED_LAYER,
-    )
+    report = _report(model, dtype, cache_dtype, len(layers))
     log = ChangeLog(report)
     context = Context(
         result,
@@ -127,6 +120,19 @@ def optimize(
     report.weights = _formats(stored, dtype)
     report.head = _formats([*output_head(result).parameters()][:1], dtype)  # type: ignore[union-attr]
     return result
+
+
+def _report(
+    model: nn.Module, dtype: torch.dtype, cache_dtype: torch.dtype, layers: int
+) -> LanguageModelReport:
+    return LanguageModelReport(
+        type(model).__name__,
+        str(dtype).removeprefix("torch."),
+        ["llm.optimize"],
+        kv_cache=next(name for name, known in DTYPES.items() if known == cache_dtype),
+        layers=layers,
+        allowed=FUSED_LAYER,
+    )
 
 
 def _formats(parameters: list[nn.Parameter], dtype: torch.dtype) -> str:

@@ -40,11 +40,13 @@ class OwnForward(RoundingForward):
 class Packer(Products):
     """Makes products of a model's own weights and leaves in its modules what looks like before.
 
-    dtype: of the result. config: how weights are quantized, or None: panels of bfloat16, or plain
-    weights where dtype is float32. Weights that are packed already keep their form.
+    dtype: of the result.
+    config: how weights are quantized, or None: panels of bfloat16, or plain weights where dtype is
+        float32. Weights that are packed already keep their form.
     separate: the model is a copy that still shares its tensors with another; what is not packed is
-    copied too. keeps: whether replaced parameters stay in memory until all is done, so that the
-    model can be given back as it was.
+        copied too.
+    keeps: whether replaced parameters stay in memory until all is done, so that the model can be
+        given back as it was.
     """
 
     log: ChangeLog

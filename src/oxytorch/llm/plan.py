@@ -29,8 +29,9 @@ class ProductPlan:
     """Linear layers that are computed as one, in this order.
 
     paths: of modules with `weight` [out, in] ([in, out] if transposed) and perhaps `bias`.
-    gated: the first half of the rows is a gate. grouped: heads per key head, where the rows of a
-    key head's queries, key and value lie together and are to be sorted into three blocks; else 0.
+    gated: the first half of the rows is a gate.
+    grouped: heads per key head, where the rows of a key head's queries, key and value lie together
+        and are to be sorted into three blocks; else 0.
     head_dim: rows of one head, for `grouped`.
     """
 
@@ -54,9 +55,9 @@ class ProductPlan:
 class ExpertsPlan:
     """Routed experts.
 
-    router: path of the module whose `weight` gives scores. stacked: paths of the parameters of all
-    experts [experts, 2 * middle, in] and [experts, out, middle], or None; then gate_up and down
-    have a plan for each expert.
+    router: path of the module whose `weight` gives scores.
+    stacked: paths of the parameters of all experts [experts, 2 * middle, in] and [experts, out,
+        middle], or None; then gate_up and down have a plan for each expert.
     """
 
     router: str

@@ -164,8 +164,10 @@ class FusedModel:
         """Returns logits [batch, n, vocabulary] in the model's dtype; `last`: of the last token.
 
         tokens: int64 [batch, n], which follow what `cache` holds; its length counts them.
-        positions: int64 [batch, n] where they are not those in the cache (padding). mask: bool
-        [batch, 1, 1, length] of what is no padding, as long as the cache is after the step.
+        positions: int64 [batch, n] where they are not those in the cache (padding).
+        mask: bool [batch, 1, 1, length] of what is no padding, as long as the cache is after the
+            step.
+
         Raises ValueError if the cache has no room.
         """
         start, length = cache.length, tokens.shape[1]

@@ -12,12 +12,15 @@ from ..rewriting.report import Report
 class LanguageModelReport(Report):
     """The account of an `llm.optimize` call. `str(report)` is for people, `as_dict()` for programs.
 
-    dtype: that of activations. weights, head, kv_cache: formats. layers, fused: decoder layers, and
-    those of them that run as a few ops. difference: the largest one of a fused layer's outputs from
-    the layer's own, as a fraction of its largest value; differing: the same of layers that were
-    left for it. packed_difference: that of packed layers on the model's own hidden states, as a
-    fraction of the output's norm. whole: `llm.generate` steps through the model without
-    transformers' code.
+    dtype: that of activations.
+
+    weights, head, kv_cache: formats.
+    layers, fused: decoder layers, and those of them that run as a few ops.
+    difference: the largest one of a fused layer's outputs from the layer's own, as a fraction of
+        its largest value; differing: the same of layers that were left for it.
+    packed_difference: that of packed layers on the model's own hidden states, as a fraction of the
+        output's norm.
+    whole: `llm.generate` steps through the model without transformers' code.
     """
 
     weights: str = ""

@@ -66,7 +66,8 @@ class Found:
 class _Code:
     """The places where code was found: (class, name), (global variables, name).
 
-    forward: the class's when it was looked at. interfaces: mappings that choose a function.
+    forward: the class's when it was looked at.
+    interfaces: mappings that choose a function.
     """
 
     forward: Any

@@ -25,9 +25,10 @@ _PLAIN = (bool, int, float, str, type(None))
 class Standing:
     """Says whether a record may stand in for a module.
 
-    owner: the module. record: what was made of it; it reads the memory of the modules' parameters,
-    so that it follows values that are written there. skips_owner: whether the owner's own call is
-    skipped too, with its hooks.
+    owner: the module.
+    record: what was made of it; it reads the memory of the modules' parameters, so that it follows
+        values that are written there.
+    skips_owner: whether the owner's own call is skipped too, with its hooks.
 
     After a change it is looked at once what that was. Where only values were written, the record
     goes on with them. After anything else (a module replaced or wrapped, a hook, a mode, a setting,

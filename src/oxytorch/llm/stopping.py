@@ -14,9 +14,12 @@ Stop = str | Sequence[str | Sequence[int]]
 class Stopping:
     """Watches the new tokens of every sequence of a batch.
 
-    ends: token ids that end a sequence. stop: a string, or strings and sequences of token ids, that
-    end it when the new tokens hold them. tokenizer: turns tokens into text; only strings need it.
-    The token that completes a stop is part of the result.
+    ends: token ids that end a sequence.
+    stop: a string, or strings and sequences of token ids, that end it when the new tokens hold
+        them.
+    tokenizer: turns tokens into text; only strings need it. The token that completes a stop is part
+        of the result.
+
     Raises ValueError for an empty stop, or a string without a tokenizer.
     """
 

@@ -108,8 +108,11 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     It grows by doubling, crops by forgetting, and follows beams through a table of rows instead of
     copying. To others it looks like the layer that it replaces, since masks are made for all layers
-    of a cache alike. dtype: of the tensors in the cache. window: of the layer that it replaces, or
-    None; all tokens are kept, and those are shown which that layer would still have.
+    of a cache alike.
+
+    dtype: of the tensors in the cache.
+    window: of the layer that it replaces, or None; all tokens are kept, and those are shown which
+        that layer would still have.
 
     Who assigns to `keys` or `values`, or adds keys that have a gradient, gets a layer of
     transformers with these tensors, which is taken over at the next fused step.

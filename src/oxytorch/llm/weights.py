@@ -31,9 +31,10 @@ def rounded_activations(parameters: Iterable[Tensor]) -> str | None:
 class RowsWeight(LookUpWeight):
     """Some rows of a weight that is stored in another order.
 
-    packed: the weight [out, in] as it is stored, packed or plain. places: where each row of this
-    one lies. transposed: whether this one is [in, out]. order: int64 [in], or None: column i of the
-    stored weight is column order[i] of this one.
+    packed: the weight [out, in] as it is stored, packed or plain.
+    places: where each row of this one lies.
+    transposed: whether this one is [in, out].
+    order: int64 [in], or None: column i of the stored weight is column order[i] of this one.
     """
 
     packed: Tensor

@@ -135,8 +135,8 @@ class Speed:
 
     Times are seconds: first_token from the call to the first new token, the prompt's run included;
     token is the median of those after it, where steps that gave several tokens count for each.
-    token_bytes: weights that one token reads. bandwidth, limit: bytes per second, of token_bytes
-    and of plain reading in this process.
+    token_bytes: weights that one token reads.
+    bandwidth, limit: bytes per second, of token_bytes and of plain reading in this process.
     """
 
     precision: str

@@ -16,7 +16,8 @@ from ..quantization.configs import CONFIGS
 class Precision:
     """How a model is stored and multiplied.
 
-    weights: None keeps bf16. activation_dtype: "int8" multiplies in int8, with a scale per row.
+    weights: None keeps bf16.
+    activation_dtype: "int8" multiplies in int8, with a scale per row.
     """
 
     name: str

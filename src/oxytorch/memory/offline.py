@@ -30,8 +30,9 @@ def pages(trace: Trace) -> int:
 class Placement:
     """Where each large allocation lies.
 
-    reserved: bytes in all, whole pages. offsets: by number of the allocation. small: bytes of the
-    range in front, which the small ones share.
+    reserved: bytes in all, whole pages.
+    offsets: by number of the allocation.
+    small: bytes of the range in front, which the small ones share.
     """
 
     reserved: int

@@ -87,11 +87,14 @@ def record(
             ended.args = (f"{ended}\n{_out_of_memory(recording.trace, path)}",)
         lost = recording.trace.about.lost
         if lost:
-            warnings.warn(
-                f"oxytorch.memory.record: {path} lacks the first {lost} allocations: there was "
-                f"room for {max_events} events. Record with a larger max_events",
-                stacklevel=3,
-            )
+            warnings.warn(_lost(path, lost, max_events), stacklevel=3)
+
+
+def _lost(path: str | os.PathLike[str], lost: int, max_events: int) -> str:
+    return (
+        f"oxytorch.memory.record: {path} lacks the first {lost} allocations: there was room for "
+        f"{max_events} events. Record with a larger max_events"
+    )
 
 
 def _out_of_memory(trace: Trace, path: str | os.PathLike[str]) -> str:

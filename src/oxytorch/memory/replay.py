@@ -56,10 +56,13 @@ class Range:
 class Result:
     """What an allocator makes of a trace. Sizes are bytes.
 
-    peak_allocated: the same for all, sizes rounded up to 512. calls: of the driver, by name.
+    peak_allocated: the same for all, sizes rounded up to 512.
+    calls: of the driver, by name.
     nanoseconds: the mean of an allocation or a free, without the driver's time; None where it is
-    not our core that serves. failed: the event at which memory ran out, and why.
-    timeline: by event. ranges: the map after the event of the peak.
+        not our core that serves.
+    failed: the event at which memory ran out, and why.
+    timeline: by event.
+    ranges: the map after the event of the peak.
     """
 
     allocator: str
@@ -145,7 +148,9 @@ def _by_policy(trace: Trace, name: str, limit: int | None) -> Result:
 class _Run:
     """One of our policies over numbers in place of memory, some of the steps at a time.
 
-    done: how many steps were made. times: of each, in ns. live: the addresses of live blocks.
+    done: how many steps were made.
+    times: of each, in ns.
+    live: the addresses of live blocks.
     """
 
     def __init__(self, policy: str, total: int, steps: Any, blocks: int) -> None:

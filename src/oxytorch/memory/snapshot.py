@@ -164,8 +164,9 @@ def from_history(
 ) -> Trace:
     """The trace of one device.
 
-    history: what the allocator did. segments: what it held afterwards. Memory that is given back
-    without having been asked for, or that is held without it, was there from the beginning.
+    history: what the allocator did.
+    segments: what it held afterwards. Memory that is given back without having been asked for, or
+        that is held without it, was there from the beginning.
     marks: texts with the time of each, in us of the history's clock.
     """
     return _Reader(history, segments, about, marks).read()

@@ -184,7 +184,8 @@ class _Pool:
 class StockAllocator:
     """Serves requests as torch does.
 
-    reserved: bytes taken from the device. calls: of its driver.
+    reserved: bytes taken from the device.
+    calls: of its driver.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:

@@ -94,9 +94,11 @@ class About:
 class Trace:
     """Events in their order, by column; allocations by column, in the order of their ALLOC.
 
-    kinds: of each event. which: the number of each event's allocation, -1 for RELEASE.
+    kinds: of each event.
+    which: the number of each event's allocation, -1 for RELEASE.
     times: of each event in us from the first.
-    sizes: bytes asked for, of each allocation. queues: the index of each one's `Queue`.
+    sizes: bytes asked for, of each allocation.
+    queues: the index of each one's `Queue`.
     places: the index in `sites` of the line of code that asked, -1 where it is not known.
     marks: texts that the program set, with the number of events before each.
     """
@@ -150,7 +152,8 @@ def rounded(size: int) -> int:
 class Peak:
     """The most that was held at once, each allocation counted as `rounded`.
 
-    allocated: not yet given back. active: not yet reusable, which is more with several streams.
+    allocated: not yet given back.
+    active: not yet reusable, which is more with several streams.
     event: the number of the first event after which `allocated` had its peak.
     """
 

@@ -27,7 +27,8 @@ class Sample:
 class Cost:
     """The least work of one call.
 
-    bytes: each input read once, each output written once. operations: arithmetic operations.
+    bytes: each input read once, each output written once.
+    operations: arithmetic operations.
     """
 
     bytes: int
@@ -104,8 +105,9 @@ def register(
     """Adds an op that `with_kernel` made, connects it with the dispatcher, and returns its record.
 
     writes: the arguments that an op writes into, which `with_writing_kernel` made; it has no
-    gradient. fake: for such an op: returns empty tensors like its results, reading no data and
-    writing none. autocast: what torch does with the arguments of operators like this one.
+        gradient.
+    fake: for such an op: returns empty tensors like its results, reading no data and writing none.
+    autocast: what torch does with the arguments of operators like this one.
     """
     has_gradient = has_gradient and not writes
     op = Op(

@@ -99,7 +99,9 @@ Weights = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
 
 
 def products_with(given: Weights, own: Weights, gates: int, hidden: int) -> Products:
-    """given: of the input. own: of the hidden state."""
+    """given: of the input.
+    own: of the hidden state.
+    """
 
     def product(weights: Weights, number: int, in_features: int) -> Product:
         panels, scales, biases = weights
@@ -125,8 +127,10 @@ def run_layers(
 ) -> tuple[Tensor, list[Tensor]]:
     """All layers over x [steps, batch, features], or [rows, features] with batch_sizes.
 
-    given: the first states. count: of the directions of all layers. Returns the outputs and the
-    last states, in x's dtype.
+    given: the first states.
+    count: of the directions of all layers.
+
+    Returns the outputs and the last states, in x's dtype.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
@@ -283,7 +287,8 @@ def cost_of(
 ) -> Cost:
     """Reads x, the states and all weights once, writes the outputs and the last states.
 
-    panels: all of them. rest: what else is read.
+    panels: all of them.
+    rest: what else is read.
     """
     rows = x.numel() // max(x.shape[-1], 1)
     directions = len(panels) // 2

@@ -141,8 +141,10 @@ class Batch:
 class Scaling:
     """What every gradient is multiplied by, and when the step is left out.
 
-    gradient_scale: gradients are divided by it. found_inf: the step is left out if it is not zero.
-    factor: gradients are multiplied by it; -1 for maximize. clip_factor: and by it.
+    gradient_scale: gradients are divided by it.
+    found_inf: the step is left out if it is not zero.
+    factor: gradients are multiplied by it; -1 for maximize.
+    clip_factor: and by it.
     """
 
     gradient_scale: Tensor | None = None

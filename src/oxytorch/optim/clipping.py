@@ -131,9 +131,10 @@ def _check_finite(norm: Tensor, norm_type: float, error_if_nonfinite: bool) -> N
 class Clipping:
     """A factor that the next step multiplies gradients by.
 
-    gradients: those that it was computed from, of `parameters`. versions: their versions then.
+    gradients: those that it was computed from, of `parameters`.
+    versions: their versions then.
     is_scaled: whether they contained the scale of a GradScaler, which looks at them, or divides it
-    out of them, once before the step.
+        out of them, once before the step.
     """
 
     factor: Tensor
@@ -226,7 +227,8 @@ class Clipper:
     def applied(self, name: str, has_scale: bool) -> Iterator[None]:
         """Sets the factor for the updates inside, and ends the clipping.
 
-        name: of the optimizer's class. has_scale: whether a GradScaler leaves its scale to them.
+        name: of the optimizer's class.
+        has_scale: whether a GradScaler leaves its scale to them.
         """
         pending, self._pending = self._pending, None
         if pending is not None:

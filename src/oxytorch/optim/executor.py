@@ -26,8 +26,10 @@ Hyper = Sequence[Any]
 class Update:
     """A batch, and how a rule updates it.
 
-    hyper: of the group; the learning rate may be a tensor on a GPU. flags: hyper-parameters beyond
-    those. is_random: bfloat16 states are rounded at random. before: what runs first on the CPU.
+    hyper: of the group; the learning rate may be a tensor on a GPU.
+    flags: hyper-parameters beyond those.
+    is_random: bfloat16 states are rounded at random.
+    before: what runs first on the CPU.
     """
 
     rule: str
@@ -106,8 +108,9 @@ class Executor:
 class DeferredUpdate(NamedTuple):
     """An update of shards whose first sweep is done and whose second waits for sums over all.
 
-    run: takes `sums` and `phase` as `run_step` does, all else is bound. wholes: the sharded or
-    plain parameters. sums: float64 [len(wholes), SUMS].
+    run: takes `sums` and `phase` as `run_step` does, all else is bound.
+    wholes: the sharded or plain parameters.
+    sums: float64 [len(wholes), SUMS].
     """
 
     run: Callable[..., None]
@@ -138,7 +141,8 @@ def run_step(
 ) -> None:
     """Updates parameters, states and steps in place.
 
-    step: the op or its reference. sums, phase: as the op has them.
+    step: the op or its reference.
+    sums, phase: as the op has them.
     """
     if not batch.parameters:
         return

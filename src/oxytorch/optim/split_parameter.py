@@ -162,7 +162,9 @@ sharding.PLAIN |= {WatchedParameter, SplitParameter, ShownWeight}
 
 
 class _Place(threading.local):
-    """computing: how many forwards of models run in this thread. saving: whether one is saved."""
+    """computing: how many forwards of models run in this thread.
+    saving: whether one is saved.
+    """
 
     computing = 0
     saving = False
@@ -329,8 +331,8 @@ def _set_gradient(parameter: Any, gradient: Any) -> None:
 class _Call:
     """A call on float32 weights; what it writes to them reaches the parameters.
 
-    joins: whether split parameters become whole weights. writes: whether the function writes to its
-    first argument or `out`.
+    joins: whether split parameters become whole weights.
+    writes: whether the function writes to its first argument or `out`.
     """
 
     def __init__(self, name: str, joins: bool, writes: bool) -> None:

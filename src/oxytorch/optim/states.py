@@ -49,9 +49,9 @@ def state_dtype(parameter: Tensor, group: Group) -> torch.dtype:
 class StateStore:
     """Keeps states in the formats of their groups, and the master weights of parameters.
 
-    names: of the states, in the order of the rule's operands. masters: of the parameters that are
-    split here; what happens to states leaves them alone, and parameters that `oxytorch.optimize`
-    splits keep their own.
+    names: of the states, in the order of the rule's operands.
+    masters: of the parameters that are split here; what happens to states leaves them alone, and
+        parameters that `oxytorch.optimize` splits keep their own.
     """
 
     def __init__(self, names: Sequence[str], rule: str) -> None:

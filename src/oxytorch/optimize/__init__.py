@@ -16,8 +16,8 @@ from torch.optim.optimizer import Optimizer
 from .. import _garbage
 from ..core.modes import with_normal_tensors
 from ..graph.state import random_unmoved
+from ..program.call_report import call_report
 from ..program.model import ProgramModel
-from ..program.told import calls_told
 from ..rewriting import predecessor
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
 from ..rewriting.copies import Separation, copied
@@ -131,32 +131,12 @@ def optimize(
     if isinstance(model, ExportedProgram):
         return _of_exported(model, {**others, "sample_input": sample_input})
     if optimizer is not None:
-        from .training import optimize_for_training
-
-        check_module("optimize", model)
-        refused = {"sample_input": sample_input, "passes": passes, "graph": graph or None}
-        named = [name for name, value in refused.items() if value is not None]
-        named += [name for name, value in (("verify", verify), ("tune", tune)) if value]
-        if named:
-            raise ValueError(
-                f"optimize: expected no {named[0]} with an optimizer: it is for inference"
-            )
-        return optimize_for_training(model, optimizer, dtype, inplace)  # type: ignore[return-value]
+        return _for_training(model, optimizer, {**others, "sample_input": sample_input})
     if passes is not None:
         passes = names_in("optimize", "passes", passes)
     is_text = is_text_model(model)
     _check(model, dtype, passes, trains=not is_text)
-    if (graph or verify or tune) and sample_input is None:
-        wanted = "graph" if graph else "verify" if verify else "tune"
-        raise ValueError(
-            f"optimize: {wanted}=True expected a sample_input to run the model on, got None"
-        )
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    if sample_input is not None and tensors and all(tensor.is_meta for _, tensor in tensors):
-        raise ValueError(
-            f"optimize: expected a model whose tensors have values, got {tensors[0][0]} on the "
-            "device meta; load the weights first"
-        )
+    _check_sample(model, sample_input, others)
     if is_text:
         dtype = dtype_rules(model, dtype)
         sample_input = None if sample_input is None else features_sample(model, sample_input)
@@ -167,6 +147,35 @@ def optimize(
         model.eval()
     with mode, random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap(), times:
         return _optimized(model, dtype, sample, graph, inplace, verify, tune, passes)
+
+
+def _for_training(
+    model: _Model, optimizer: Optimizer, others: Mapping[str, Any]
+) -> tuple[_Model, Optimizer]:
+    from .training import optimize_for_training
+
+    check_module("optimize", model)
+    for name in ("sample_input", "passes", "graph", "verify", "tune"):
+        if others[name] is not None:
+            raise ValueError(f"optimize: expected no {name} with an optimizer: it is for inference")
+    return optimize_for_training(  # type: ignore[return-value]
+        model, optimizer, others["dtype"], bool(others["inplace"])
+    )
+
+
+def _check_sample(model: nn.Module, sample_input: Any, others: Mapping[str, Any]) -> None:
+    """Raises where an argument needs a sample, or the model's tensors have no values to run on."""
+    for name in ("graph", "verify", "tune"):
+        if others[name] and sample_input is None:
+            raise ValueError(
+                f"optimize: {name}=True expected a sample_input to run the model on, got None"
+            )
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    if sample_input is not None and tensors and all(tensor.is_meta for _, tensor in tensors):
+        raise ValueError(
+            f"optimize: expected a model whose tensors have values, got {tensors[0][0]} on the "
+            "device meta; load the weights first"
+        )
 
 
 def _of_exported(model: ExportedProgram, others: Mapping[str, Any]) -> ProgramModel:
@@ -264,7 +273,7 @@ def explain(model: nn.Module) -> Report:
     if isinstance(model, torch.jit.ScriptModule):
         return _report_of_scripted(model)
     report = _last_log(model, "explain")[1].report
-    report.calls = calls_told(model)
+    report.calls = call_report(model)
     return report
 
 
@@ -356,8 +365,8 @@ def optimize_in_place(
 ) -> Context:
     """Run the passes `names` on a model; what is known of it then.
 
-    look: notes what a run of the model on the sample shows. runs: those of the passes that are run,
-    which ask what the others would do.
+    look: notes what a run of the model on the sample shows.
+    runs: those of the passes that are run, which ask what the others would do.
     """
     wanted = {} if dtype is None else dtypes(model, dtype)
     distinct = sorted({str(d).removeprefix("torch.") for d in wanted.values()})

@@ -78,24 +78,28 @@ class Context:
     """One optimization in progress.
 
     separate: gives the model tensors of its own, where it is a copy that still shares the
-    original's; what notes tensors by identity calls it first.
+        original's; what notes tensors by identity calls it first.
     sample: what the model is called with, if that is known.
     dtype: the one asked for all modules, if one was.
     run: the record of the model's run on it; why_no_run: why there is none.
     patched: modules with a forward of their own that somebody put there; closed, but not what is
-    below. is_program: whether the whole model runs as one; all its modules are closed then.
-    rules: the dtypes asked for, by "", path or type. boundaries: what modules are given and give
-    where some are converted. kept: modules that keep their dtype since their code needs it;
-    kept_parts: these with all below. slower: layers that keep their dtype since they are faster in
-    it, with the one that was asked for. packing_decides: whether that would be other ones without
-    packed weights. runs_with: the dtypes of modules, by path, with which it was seen to run.
+        below.
+    is_program: whether the whole model runs as one; all its modules are closed then.
+    rules: the dtypes asked for, by "", path or type.
+    boundaries: what modules are given and give where some are converted.
+    kept: modules that keep their dtype since their code needs it.
+    kept_parts: these with all below.
+    slower: layers that keep their dtype since they are faster in it, with the one that was asked
+        for.
+    packing_decides: whether that would be other ones without packed weights.
+    runs_with: the dtypes of modules, by path, with which it was seen to run.
     tries_later: whether that is not tried before anything is changed, since a program is recorded.
-    converts_vectors: whether vectors of the model's own
-    classes are converted too. made_for: modules that make a weight at each call, and for which
-    module. program_seconds: of a call of the own code of a model that became a program, and of the
-    program's first call.
-    replays: makes what stands in for such a model. of_integers: layers that will multiply integers,
-    whatever dtype they have.
+    converts_vectors: whether vectors of the model's own classes are converted too.
+    made_for: modules that make a weight at each call, and for which module.
+    program_seconds: of a call of the own code of a model that became a program, and of the
+        program's first call.
+    replays: makes what stands in for such a model.
+    of_integers: layers that will multiply integers, whatever dtype they have.
     """
 
     model: nn.Module

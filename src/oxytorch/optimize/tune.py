@@ -260,7 +260,8 @@ def _turns(
     """The times of calls in turns: few where the last call is no slower than the others, more where
     it may be.
 
-    warm: the numbers of those that have just run. known: the seconds of the first, if it was timed.
+    warm: the numbers of those that have just run.
+    known: the seconds of the first, if it was timed.
     """
     measure.hold_heap()
     with _garbage.paused(), sample.running(*models), torch.no_grad():

@@ -42,7 +42,8 @@ def compile_graph(
     """The backend: a function that computes what Dynamo's graph computes.
 
     options: `{"then": backend}` hands the fused graph on to another backend, by its name or as a
-    function. ignored: `mode` of `torch.compile` and other options, which are for other backends.
+        function.
+    ignored: `mode` of `torch.compile` and other options, which are for other backends.
     """
     rest = {**(options or {})}
     then = rest.pop("then", None)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from ..core.sources import MISSING
-from .inputs import input_tensors
+from .inputs import ModuleCall
 
 
 class Before:
     """What a run of a module can write to, as it was before."""
 
-    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._inputs = [(t, t.detach().clone()) for t in input_tensors(args, kwargs)]
+    def __init__(self, module: nn.Module, call: ModuleCall) -> None:
+        self._inputs = [(t, t.detach().clone()) for t in call.tensors]
         plain = (
             t
             for t in (*module.parameters(), *module.buffers())

@@ -40,7 +40,8 @@ class Form(NamedTuple):
 class Step:
     """One operator call: arguments in the order of the schema, tensors as Values.
 
-    results: a Value, a list of Values or None for each result. read: the value that Python saw.
+    results: a Value, a list of Values or None for each result.
+    read: the value that Python saw.
     """
 
     operator: Any
@@ -60,8 +61,9 @@ class Recording:
     """What one run of a module did: its steps, the tensors from outside, its outputs.
 
     outputs: what stands for the tensors of the output; tensors: these; output: the output itself.
-    forms: the shape, strides and dtype of each result. literals: which of the tensors from outside
-    are made of Python values. made: the results themselves, while the run may be recorded again.
+    forms: the shape, strides and dtype of each result.
+    literals: which of the tensors from outside are made of Python values.
+    made: the results themselves, while the run may be recorded again.
     """
 
     steps: list[Step]

@@ -23,8 +23,8 @@ DERIVED = "derived"
 class Captured:
     """The steps of an exported program as they were captured, before any pass.
 
-    weights: its parameters and buffers, by the values that stand for them; names: theirs. layers:
-    those that multiply bytes.
+    weights: its parameters and buffers, by the values that stand for them; names: theirs.
+    layers: those that multiply bytes.
     """
 
     steps: Steps

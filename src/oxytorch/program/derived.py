@@ -29,7 +29,8 @@ _Noted = tuple[list[Tensor], Places, list[Tensor] | None]
 class Derived:
     """The results of a program of lasting inputs, which are what they would be if it ran now.
 
-    steps: of these inputs. places: of these among the arguments of a call.
+    steps: of these inputs.
+    places: of these among the arguments of a call.
     """
 
     def __init__(self, steps: Steps, places: Sequence[int]) -> None:

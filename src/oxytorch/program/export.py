@@ -65,8 +65,8 @@ def from_exported(
 ) -> ProgramModel:
     """The model of an exported program, as a program.
 
-    storable: whether packed weights have to be plain tensors, which files can hold. layers:
-    those that multiply bytes.
+    storable: whether packed weights have to be plain tensors, which files can hold.
+    layers: those that multiply bytes.
 
     Raises ValueError, which names the operator or the argument, where a program cannot hold it.
     """

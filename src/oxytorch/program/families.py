@@ -16,7 +16,7 @@ from ..core.modes import own_code
 from ..graph.agreement import TOLERANCE, difference
 from ..graph.errors import CaptureError
 from .calls import Form, Recording, form_of
-from .inputs import form_of_call, input_tensors, without_sizes
+from .inputs import ModuleCall, without_sizes
 from .outputs import Output, output_tensors
 from .passes.quantized_layers import Quantized
 from .placed import Placed
@@ -35,7 +35,7 @@ MOST_PROOFS = 2
 MOST_RUNS = 4
 """Runs of which formulas are made."""
 MOST_TEXTS = 8
-"""Conditions that are told in words."""
+"""Conditions that are put in words."""
 _LARGEST = TOLERANCE[torch.bfloat16]
 """By how much a recorded run may differ from one that is not: by rounding, in whichever dtype."""
 
@@ -44,9 +44,9 @@ _LARGEST = TOLERANCE[torch.bfloat16]
 class Seen:
     """What runs of a module's own code gave before a program is made of it.
 
-    recording: of one of them; was_watched: whether torch's functions were watched in it. output,
-    forms: what another one returned, and the forms of the tensors in it; nothing but a look at its
-    code went with that: under modes torch's fast paths are left out, and strides differ.
+    recording: of one of them; was_watched: whether torch's functions were watched in it.
+    output, forms: what another one returned, and the forms of the tensors in it; nothing but a look
+        at its code went with that: under modes torch's fast paths are left out, and strides differ.
     """
 
     recording: Recording
@@ -76,8 +76,8 @@ class Programs:
     for the sizes of their images: modules that have some get programs of their own for their first
     sizes, which all batches share.
 
-    quantized: the layers that are to multiply bytes. seconds: those of the first call of the last
-    program that was built.
+    quantized: the layers that are to multiply bytes.
+    seconds: those of the first call of the last program that was built.
     """
 
     def __init__(self, quantized: Quantized | None = None) -> None:
@@ -87,17 +87,13 @@ class Programs:
         self._is_plain = True  # whether recorded runs take the ways of others
 
     def build(
-        self,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        seen: Seen,
+        self, forward: Callable[..., Any], call: ModuleCall, seen: Seen
     ) -> tuple[RecordedProgram, Any]:
         """The program of such calls, and the output of this one. Raises CaptureError."""
-        inputs = input_tensors(args, kwargs)
+        inputs = call.tensors
 
         def run_once() -> tuple[Any, list[Tensor]]:
-            output = forward(*args, **kwargs)
+            output = forward(*call.args, **call.kwargs)
             return output, output_tensors(output)
 
         with own_code():
@@ -122,8 +118,7 @@ class Programs:
     def served(
         self,
         forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        call: ModuleCall,
         joins: Callable[[], bool] | None = None,
     ) -> Served | None:
         """Run `forward` once, and look for a program of other sizes that serves such calls.
@@ -131,7 +126,7 @@ class Programs:
         joins: asked after the run whether a program that has served one size so far may become one
         for such calls too. None, with nothing run, where there is no program that might.
         """
-        inputs = input_tensors(args, kwargs)
+        inputs = call.tensors
         if not self._is_plain or not any(
             family.may_serve(inputs) or (joins and family.may_join) for family in self._families
         ):
@@ -145,7 +140,7 @@ class Programs:
 
         def run_once() -> Any:
             with nullcontext() if way is None else way.watching():
-                return forward(*args, **kwargs)
+                return forward(*call.args, **call.kwargs)
 
         output, recording = recorded_once(run_once, output_tensors, inputs)
         if isinstance(recording, CaptureError) or any(
@@ -158,7 +153,7 @@ class Programs:
             if family is None and joins and joins():
                 joined = (own for own in self._families if _joins(own, run, recording, inputs))
                 family = next(joined, None)
-        except (CaptureError, RuntimeError) as error:  # the next such call is told why
+        except (CaptureError, RuntimeError) as error:  # the next such call says why
             _log.info("calls of new sizes are not served: %s", error)
             return Served(output)
         if family is None or family.placed is None:
@@ -168,12 +163,7 @@ class Programs:
         return Served(output, program, family, way)
 
     def prove(
-        self,
-        served: Served,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Output,
+        self, served: Served, forward: Callable[..., Any], call: ModuleCall, output: Output
     ) -> None:
         """Have the program that served a call serve others of such sizes without a run, if that it
         is right for them can be proven. forward: the module's own code; output: what it gave."""
@@ -182,11 +172,8 @@ class Programs:
         if served.way.unseen:
             served.family.unproven = served.way.unseen
             return
-        form, inputs = form_of_call(args, kwargs)
         with own_code():
-            served.family.prove(
-                forward, args, kwargs, inputs, without_sizes(form), output, served.way
-            )
+            served.family.prove(forward, call, output, served.way)
 
     def proven(
         self, form: Hashable, tensors: Sequence[Tensor]
@@ -203,9 +190,9 @@ class Programs:
             if (outputs := proof.outputs(kind, inputs)) is not None
         ]
 
-    def told(self) -> list[str]:
+    def in_words(self) -> list[str]:
         """For each program, in words: which sizes it serves, and why no others."""
-        return [family.told() for family in self._families]
+        return [family.in_words() for family in self._families]
 
     def _serving(self, run: Run) -> _Family | None:
         """The calls of other sizes whose program stands for a run. Raises CaptureError."""
@@ -232,7 +219,8 @@ class Programs:
 class Proof(NamedTuple):
     """That a program is right for calls of all sizes that `symbols` allow.
 
-    kind: the form of such calls, without sizes. output: what they return.
+    kind: the form of such calls, without sizes.
+    output: what they return.
     """
 
     sized: SizedRun
@@ -277,30 +265,24 @@ class _Family:
         return self.proof is None and self._proofs < MOST_PROOFS and is_level
 
     def prove(
-        self,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        inputs: Sequence[Tensor],
-        kind: Hashable,
-        output: Output,
-        way: Way,
+        self, forward: Callable[..., Any], call: ModuleCall, output: Output, way: Way
     ) -> None:
-        """Look for a proof, of a run on these arguments. kind: the form of the call but sizes."""
+        """Look for a proof, of a run of this call."""
         self._proofs += 1
         (sized,), symbols, placed = self._sized, self._symbols, self.placed
         assert symbols is not None and placed is not None
         try:
-            found = conditions_of(sized, forward, args, kwargs, inputs, output, way)
+            found = conditions_of(sized, forward, call, output, way)
         except Exception as error:  # of torch too, where it knows no form of a result
             pass_on_interruption(error)
             first = str(error).partition("\n")[0]
             self.unproven = f"{type(error).__name__}: {first}"
             _log.info("each new size runs the model's code once: %s", self.unproven)
             return
+        kind = without_sizes(call.form)
         self.proof = Proof(sized, (symbols, found), placed, self.externals, output, kind)
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """Which sizes it serves, and why no others."""
         if self.proof is not None:
             return f"sizes are proven: new ones are served at once{self._conditions(self.proof)}"

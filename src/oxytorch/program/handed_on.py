@@ -39,7 +39,8 @@ def hand_on(
 ) -> Callable[..., Any]:
     """What another backend makes of Dynamo's graph, fused by the passes that hold for all weights.
 
-    then: a backend, or its name. say_why: told of graphs that are handed on as they are.
+    then: a backend, or its name.
+    say_why: told of graphs that are handed on as they are.
     """
     from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
     from torch._dynamo.backends.common import aot_autograd

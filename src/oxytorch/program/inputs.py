@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,26 @@ from .outputs import CONSTANTS
 
 class ForeignError(Exception):
     """An argument that no program can take."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleCall:
+    """One call: what it is given, the form that it shares with others, and its tensors in the order
+    in which a program takes them."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    form: Hashable
+    tensors: list[Tensor]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModuleCall:
+        """Raises ForeignError."""
+        return cls(args, kwargs, *form_of_call(args, kwargs))
+
+    def has_kept_its_form(self) -> bool:
+        """Whether nobody has changed what it was given to something of another form."""
+        return form_of_call(self.args, self.kwargs)[0] == self.form
 
 
 def form_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, list[Tensor]]:
@@ -52,8 +73,3 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
     if kind is dict:
         return kind, tuple([(k, _described(item, tensors)) for k, item in value.items()])
     raise ForeignError(f"an input is a {kind.__name__}, which may carry state")
-
-
-def input_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors of a call in the order in which a program takes them."""
-    return form_of_call(args, kwargs)[1]

@@ -72,8 +72,9 @@ class Write:
 class Interface:
     """How a model is called.
 
-    arguments: of (args, kwargs), with one leaf for each input. results: with one leaf for each
-    output. conditions: what must hold of sizes.
+    arguments: of (args, kwargs), with one leaf for each input.
+    results: with one leaf for each output.
+    conditions: what must hold of sizes.
     """
 
     arguments: Structure
@@ -90,9 +91,10 @@ class ProgramModel:
 
     Call it as the module that was exported. It computes no gradients. str() gives the program.
 
-    state: buffers that a call writes to, the program's first inputs. names: of the program's
-    constants and then of the state. make_storable: where some weights are in oneDNN's order, which
-    only this process can have, makes the program without, and gives the names of its constants.
+    state: buffers that a call writes to, the program's first inputs.
+    names: of the program's constants and then of the state.
+    make_storable: where some weights are in oneDNN's order, which only this process can have, makes
+        the program without, and gives the names of its constants.
     """
 
     program: Program

@@ -58,8 +58,9 @@ def _run(program: Program, tensors: Sequence[Tensor]) -> tuple[list[Tensor], lis
 class ObservedProgram(_Shown):
     """Shows the values whose ranges decide which bytes layers multiply.
 
-    left: why layers cannot multiply bytes, by name. groups: layers by what they take. by_rows:
-    those that need no ranges.
+    left: why layers cannot multiply bytes, by name.
+    groups: layers by what they take.
+    by_rows: those that need no ranges.
     """
 
     def __init__(self, run: Run, names: Mapping[int, str]) -> None:
@@ -95,8 +96,8 @@ class ObservedProgram(_Shown):
 class ComparedProgram(_Shown):
     """Shows the squares of what layers take and give, and of the errors of bytes.
 
-    layers: those that are computed with bytes beside. products: of a call of each layer, by name.
-    compute: the layers whose errors are shown.
+    layers: those that are computed with bytes beside.
+    products: of a call of each layer, by name. compute: the layers whose errors are shown.
     """
 
     def __init__(self, run: Run, names: Mapping[int, str], layers: Layers) -> None:

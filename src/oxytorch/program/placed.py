@@ -26,9 +26,10 @@ class UnsettledError(Exception):
 class Placed:
     """Improves steps and calls them with arguments in any order.
 
-    outputs: what the outputs are, in order. lasting: the inputs that seldom change; what is made of
-    these alone is made once. required: what the last outputs of `steps`, which are not among
-    `outputs`, must be at each call. quantization: which layers multiply bytes.
+    outputs: what the outputs are, in order.
+    lasting: the inputs that seldom change; what is made of these alone is made once.
+    required: what the last outputs of `steps`, which are not among `outputs`, must be at each call.
+    quantization: which layers multiply bytes.
     """
 
     def __init__(

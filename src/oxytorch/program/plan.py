@@ -31,8 +31,9 @@ _LEAST, _UNIT = 4096, 64
 class Place:
     """Where a result lies.
 
-    value: its number. bytes: a sum of products of numbers and of sizes: `%0.1` is dimension 1 of
-    input 0, `$0` an input that is a size.
+    value: its number.
+    bytes: a sum of products of numbers and of sizes: `%0.1` is dimension 1 of input 0, `$0` an
+        input that is a size.
     """
 
     value: int

@@ -56,10 +56,11 @@ class Some:
 class Step:
     """One call.
 
-    target: the operator, with its overload after a dot. results: None where nobody takes one.
+    target: the operator, with its overload after a dot.
+    results: None where nobody takes one.
     returns_list: whether the operator returns one list of tensors, which are the results.
-    has_effect: whether it writes to a tensor or draws random numbers. is_view: whether a result
-    may share memory with an argument. Its lists are not written to.
+    has_effect: whether it writes to a tensor or draws random numbers.
+    is_view: whether a result may share memory with an argument. Its lists are not written to.
     """
 
     target: str
@@ -176,9 +177,10 @@ class UnmetError(Exception):
 class Memory(NamedTuple):
     """Bytes that a call of a program used.
 
-    arena: of its arena, in which results lie one after the other in the same places. results: of
-    all that lay there, those that our operators make and later steps use up. Both are 0 where none
-    did: before the first call, and where results are small or torch's operators make them.
+    arena: of its arena, in which results lie one after the other in the same places.
+    results: of all that lay there, those that our operators make and later steps use up. Both are 0
+        where none did: before the first call, and where results are small or torch's operators make
+        them.
     """
 
     arena: int
@@ -196,7 +198,8 @@ def free_memory() -> int:
 class Program:
     """A list of operator calls, checked and translated by the library.
 
-    text: see above. constants: the tensors that it names after its inputs.
+    text: see above.
+    constants: the tensors that it names after its inputs.
 
     What its steps use up among themselves lies in an arena (see `Memory`), one for each call in
     flight, which is kept for the next call of any program. It goes when a program is freed that

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..graph.errors import CaptureError
 from .calls import Form, Recording, form_of, values_in
 from .in_place import without_writes
+from .inputs import ModuleCall
 from .outputs import Output, output_tensors
 from .sizes import SizedRun, Symbols, differ_in_arguments, share_externals
 from .tape import READS, Recorder
@@ -45,8 +46,9 @@ class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
     and no memory. Behind each of them stands one of torch's fake tensors, of which the operators
     compute the forms.
 
-    made: the fake tensors of the inputs; fakes: their mode. expected: what a run with values did;
-    what it read there is read here. way: that of the run.
+    made: the fake tensors of the inputs; fakes: their mode.
+    expected: what a run with values did; what it read there is read here.
+    way: that of the run.
     """
 
     def __init__(self, made: Sequence[Tensor], fakes: Any, expected: Recording, way: Way) -> None:
@@ -184,20 +186,20 @@ def _without_lines_of_failures() -> Iterator[None]:
 def conditions_of(
     sized: SizedRun,
     forward: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    inputs: Sequence[Tensor],
+    call: ModuleCall,
     output: Output,
     way: Way,
 ) -> Symbols:
     """Symbols for the sizes of runs, which allow those that these are proven for.
 
-    sized: the runs as one. forward: the module's own code, which `args` and `kwargs`, with the
-    tensors `inputs`, gave `output`, by the way `way`, in one of them.
+    sized: the runs as one.
+    forward: the module's own code, which gave `output` for `call`, by the way `way`, in one of
+        them.
 
     Raises CaptureError with the reason where there is no proof, and what torch and the module's
     code raise of symbols.
     """
+    inputs = call.tensors
     sizes = sized.sizes_of([*map(form_of, inputs)])
     assert sizes is not None
     symbols, own = Symbols(sizes), new_way()
@@ -207,7 +209,7 @@ def conditions_of(
             made = [symbols.tensor(form) for form in sized.inputs[: len(inputs)]]
         recorder = _Symbolic(made, mode, sized.recording, own)
         seen = {id(given): plain for given, plain in zip(inputs, recorder.inputs, strict=True)}
-        args, kwargs = pytree.tree_map(lambda x: seen.get(id(x), x), (args, kwargs))
+        args, kwargs = pytree.tree_map(lambda x: seen.get(id(x), x), (call.args, call.kwargs))
         with recorder.watching(), own.watching(), _without_lines_of_failures():
             value = forward(*args, **kwargs)
         found = recorder.recording(output_tensors(value))

@@ -56,6 +56,8 @@ _OPAQUE = (
 
 _NUMBERS = (int, float, complex, str, bytes)
 
+_COLLECTIONS = (tuple, frozenset, dict, list, set)
+
 _VIEWS: tuple[type, ...] = (
     types.MappingProxyType,
     type({}.keys()),
@@ -180,7 +182,6 @@ class Reachable:
         if is_opaque and (not isinstance(value, _NUMBERS) or not hasattr(value, "__dict__")):
             return
         self._seen[id(value)] = value  # which keeps the id valid
-        kind = type(value)
         if is_opaque:
             self._object(value)  # a number of a class of the user's, with attributes
             return
@@ -188,23 +189,29 @@ class Reachable:
             self._tensor(value)
         elif isinstance(value, nn.Module):
             self._module(value)
-        elif isinstance(value, (tuple, frozenset)):
-            self._todo += value
-            self._object(value)
-        elif isinstance(value, dict):
-            self._dictionary(value)
+        elif isinstance(value, _COLLECTIONS):
+            self._collection(value)
             self._object(value)
         elif isinstance(value, _VIEWS):
             self._todo += gc.get_referents(value)  # the dictionary, or what stands for one
-        elif isinstance(value, list):
+        else:
+            self._other(value)
+
+    def _collection(self, value: Any) -> None:
+        """What it holds, of which the kinds that can change are compared later."""
+        if isinstance(value, dict):
+            self._dictionary(value)
+            return
+        if isinstance(value, list):
             self._places.lists.append((value, [*value]))
-            self._todo += value
-            self._object(value)
         elif isinstance(value, set):
             self._places.sets.append((value, [*value]))
-            self._todo += value
-            self._object(value)
-        elif isinstance(value, types.FunctionType):
+        self._todo += value
+
+    def _other(self, value: Any) -> None:
+        """Functions, classes, modules of Python, and objects of users' classes."""
+        kind = type(value)
+        if isinstance(value, types.FunctionType):
             self._function(value)
         elif isinstance(value, ContextVar):
             self._variables.append((value, value.get(MISSING)))

@@ -37,8 +37,8 @@ OutputForm = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 class RecordedProgram:
     """A program for calls of one form.
 
-    externals: the tensors that it takes besides those of the call. outputs: the forms of those of
-    the module's own code.
+    externals: the tensors that it takes besides those of the call.
+    outputs: the forms of those of the module's own code.
     """
 
     def __init__(
@@ -77,11 +77,12 @@ class RecordedProgram:
 class Run:
     """A recorded run, in operators that a program can hold.
 
-    quantized: the layers that are to multiply bytes. count: the number of tensors of the call.
+    quantized: the layers that are to multiply bytes.
+    count: the number of tensors of the call.
     recordings: the run as it was and, once `reduce` was called and where a program needs them, in
-    smaller operators. forms: for each of these, the forms
-    of the tensors that its inputs stand for. externals: the tensors that a program of it takes
-    besides those of the call.
+        smaller operators.
+    forms: for each of these, the forms of the tensors that its inputs stand for.
+    externals: the tensors that a program of it takes besides those of the call.
     """
 
     def __init__(
@@ -185,12 +186,14 @@ def forms_of(tensors: Sequence[Tensor]) -> tuple[Form, ...]:
 class Graph:
     """A recording as a graph of torch.fx.
 
-    inputs: the forms of the tensors that its inputs stand for. symbols: the sizes that formulas in
-    it are of; places: for each of them the number of an input, and the dimension that has it.
+    inputs: the forms of the tensors that its inputs stand for.
+    symbols: the sizes that formulas in it are of; places: for each of them the number of an input,
+        and the dimension that has it.
 
     graph: its placeholders are the inputs and the tensors from outside; its outputs those of the
-    recording, and then what was read. required: the values that were read. writes: whether an
-    operator writes to a tensor.
+        recording, and then what was read.
+    required: the values that were read.
+    writes: whether an operator writes to a tensor.
     """
 
     def __init__(

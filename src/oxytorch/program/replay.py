@@ -24,9 +24,10 @@ from .before import Before
 from .calls import Form, Recording, form_of
 from .codes import Codes
 from .families import Programs, Seen
-from .inputs import ForeignError, form_of_call, input_tensors
+from .inputs import ForeignError, ModuleCall, form_of_call
 from .outputs import Output, containers, output_tensors
 from .passes.quantized_layers import Layers
+from .patience import Patience
 from .placed import UnsettledError
 from .reachable import Reachable
 from .recorded import RecordedProgram
@@ -42,13 +43,6 @@ MOST_PROGRAMS = 4
 """Programs of one form: they differ in what the module's code read from its input."""
 MOST_MISSES = 16
 """Calls in a row in which no program of a form holds, upon which it is given up."""
-FREE = 6
-"""Changes to a module's state, one soon after the other, until calls wait longer for a program."""
-ENOUGH = 8
-"""Calls that a program has to serve, for each that was waited for it, to have been worth it."""
-FREE_TRIES, CALLS_OF_A_TRY = 32, 16
-"""Calls that are looked on or recorded for programs: so many, and one more for so many calls. They
-take several times as long as others, and sizes may never come again."""
 
 
 class Replay(AroundForward):
@@ -76,11 +70,7 @@ class Replay(AroundForward):
         self._seen: dict[Hashable, int] = {}
         self._misses: dict[Hashable, int] = {}
         self._before: dict[Hashable, _Look] = {}  # what a form's first call left behind
-        self._served = 0
-        self._wasted = 0
-        self._calls = 0
-        self._tries = 0
-        self._patience = 2  # calls of a form, of which the last one is captured
+        self._patience = Patience()
         self._state: Reachable | None = None
         self._codes = Codes()
 
@@ -96,7 +86,7 @@ class Replay(AroundForward):
         the module's own code that nothing went with, and those of the program's first call.
         """
         try:
-            form, _ = form_of_call(args, kwargs)
+            call = ModuleCall.of(args, kwargs)
         except ForeignError as error:
             raise CaptureError(str(error)) from None
         if self._is_special():
@@ -104,9 +94,9 @@ class Replay(AroundForward):
         with torch.no_grad(), self._in_place():
             try:
                 try:
-                    return self._prepared(form, args, kwargs, written)
+                    return self._prepared(call, written)
                 except CaptureError:  # what is made at the first call may be refused, or be new
-                    return self._prepared(form, args, kwargs, None)
+                    return self._prepared(call, None)
             except CaptureError:
                 raise
             except Exception as error:
@@ -114,31 +104,23 @@ class Replay(AroundForward):
                 first = str(error).strip().partition("\n")[0]
                 raise CaptureError(f"it fails, {type(error).__name__}: {first}") from error
 
-    def _prepared(
-        self,
-        form: Hashable,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        written: State | None,
-    ) -> tuple[float, float]:
+    def _prepared(self, call: ModuleCall, written: State | None) -> tuple[float, float]:
         """Add a program, of a run that is watched, one that nothing goes with, which is timed, and
         one that is looked on. Raises CaptureError, and what the module's code raises."""
         with self._lock:
             with nullcontext() if written is None else written.watching():
-                _, recording, codes = self._run_once(args, kwargs, looks_on=False)
+                _, recording, codes = self._run_once(call, looks_on=False)
             if isinstance(recording, CaptureError):
                 raise recording
-            state, before = Reachable(self.module, codes), Before(self.module, args, kwargs)
+            state, before = Reachable(self.module, codes), Before(self.module, call)
             with own_code():
                 began = time.perf_counter()
-                value = self.forward(*args, **kwargs)
+                value = self.forward(*call.args, **call.kwargs)
                 seconds = time.perf_counter() - began
-            forms = self._watched(codes, args, kwargs) if self._stands_in() else _forms(value)
-            is_unchanged = state.is_current() and before.holds()
-            if not is_unchanged or form_of_call(args, kwargs)[0] != form:
+            forms = self._watched(codes, call) if self._stands_in() else _forms(value)
+            if not (state.is_current() and before.holds() and call.has_kept_its_form()):
                 raise CaptureError("its code writes to its input or keeps a state")
-            seen = Seen(recording, value, forms, was_watched=True)
-            self._add(form, seen, codes, args, kwargs, state)
+            self._add(call, Seen(recording, value, forms, was_watched=True), codes, state)
             return seconds, self._builder.seconds
 
     def programs(self) -> list[RecordedProgram]:
@@ -152,7 +134,7 @@ class Replay(AroundForward):
             form, tensors = form_of_call(args, kwargs)
         except ForeignError:
             return self.forward(*args, **kwargs)
-        self._calls += 1
+        self._patience.calls += 1
         state = self._state
         if state is not None and not state.is_current():
             with self._lock:
@@ -162,10 +144,7 @@ class Replay(AroundForward):
                     self._seen.clear()  # what changes at every call is not captured at every call
                     self._misses.clear()
                     self._before.clear()
-                    was_worth_it = self._served >= ENOUGH * self._patience
-                    self._wasted = 0 if was_worth_it else self._wasted + 1
-                    self._patience = 2 << max(0, min(self._wasted - FREE, 20))
-                    self._served = 0
+                    self._patience.begin_again()
                     self._state, self._codes, self._builder = None, Codes(), self._new_builder()
         programs = self._programs.get(form) or self._proven(form, tensors)
         for position, (program, output) in enumerate(programs):
@@ -175,9 +154,9 @@ class Replay(AroundForward):
                 return self.forward(*args, **kwargs)
             except RuntimeError as error:
                 pass_on_interruption(error)
-                return self._run_own(form, program, error, args, kwargs)
+                return self._run_own(ModuleCall(args, kwargs, form, tensors), program, error)
             if results is not None:
-                self._served += 1
+                self._patience.served += 1
                 self._misses.pop(form, None)
                 if position:
                     with self._lock:
@@ -185,7 +164,7 @@ class Replay(AroundForward):
                 return output.rebuilt(results)
         if self._joined_by_proven(form, tensors):
             return self(*args, **kwargs)
-        return self._run_new(form, args, kwargs)
+        return self._run_new(ModuleCall(args, kwargs, form, tensors))
 
     def _run_stock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is no plain inference."""
@@ -222,26 +201,20 @@ class Replay(AroundForward):
                 self._lock.release()
         return found
 
-    def _run_own(
-        self,
-        form: Hashable,
-        failed: RecordedProgram,
-        error: RuntimeError,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _run_own(self, call: ModuleCall, failed: RecordedProgram, error: RuntimeError) -> Any:
         """Run the module's own code in place of a program that raised an error.
 
         It says itself what is wrong with the input; where nothing is, the program goes.
         """
-        value = self.forward(*args, **kwargs)
+        value = self.forward(*call.args, **call.kwargs)
         with self._lock:
-            rest = [own for own in self._programs.get(form, ()) if own[0] is not failed]
-            self._programs[form] = rest
-            self._refused[form] = f"its program fails: {error}"
+            rest = [own for own in self._programs.get(call.form, ()) if own[0] is not failed]
+            self._programs[call.form] = rest
+            self._refused[call.form] = f"its program fails: {error}"
         return value
 
-    def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_new(self, call: ModuleCall) -> Any:
+        form = call.form
         known = len(self._programs.get(form, ()))
         if known:
             self._note_miss(form, known)
@@ -249,31 +222,30 @@ class Replay(AroundForward):
         if form in self._seen or len(self._seen) < MOST_SEEN:
             self._seen[form] = seen
         is_full = len(self._programs) >= MOST_FORMS if known == 0 else known >= MOST_PROGRAMS
-        is_due = known > 0 or seen >= self._patience
+        is_due = known > 0 or seen >= self._patience.waits
         is_wanted = form not in self._refused and not is_full and (is_due or seen == 1)
         if not is_wanted or not self._may_try() or self._lock.locked():
-            return self.forward(*args, **kwargs)
+            return self.forward(*call.args, **call.kwargs)
         if is_due and form in self._before:
-            return self._capture(form, args, kwargs)[0]
-        found = self._shared(form, args, kwargs)
-        return self._look(form, args, kwargs) if found is None else found[0]
+            return self._capture(call)[0]
+        found = self._shared(call)
+        return self._look(call) if found is None else found[0]
 
     def _may_try(self) -> bool:
         """Whether a call may take longer, so that later ones are served by a program."""
-        has_tries = self._tries < FREE_TRIES + self._calls // CALLS_OF_A_TRY
-        return has_tries and can_watch() and not self._is_special()
+        return self._patience.has_tries() and can_watch() and not self._is_special()
 
-    def _look(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _look(self, call: ModuleCall) -> Any:
         """Run the module's own code, and note what it can have read, as it is behind the run.
 
         If a further call leaves that as it is, the code keeps no state, and can be run more often
         than it was asked for.
         """
-        self._tries += 1
+        self._patience.tries += 1
         codes = Codes()
         with codes.watching():
-            value = self.forward(*args, **kwargs)
-        self._keep_look(form, codes, None if self._stands_in() else value)
+            value = self.forward(*call.args, **call.kwargs)
+        self._keep_look(call.form, codes, None if self._stands_in() else value)
         return value
 
     def _keep_look(self, form: Hashable, codes: Codes, value: Any) -> None:
@@ -289,9 +261,7 @@ class Replay(AroundForward):
         except CaptureError as error:
             self._refused[form] = str(error)
 
-    def _shared(
-        self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any] | None:
+    def _shared(self, call: ModuleCall) -> tuple[Any] | None:
         """Run the own code once, and look whether a program of other forms serves this one.
 
         Returns its output in a tuple; None, with nothing run, where there is no such program.
@@ -307,39 +277,40 @@ class Replay(AroundForward):
             return is_known
 
         try:
-            before, codes = Before(self.module, args, kwargs), Codes()
+            before, codes = Before(self.module, call), Codes()
             with own_code():
                 # Further sizes show that more will come: the first one might have been a rest.
                 joins = is_unchanged if len(self._seen) > 1 else None
-                found = self._builder.served(self._seen_by(codes), args, kwargs, joins)
+                found = self._builder.served(self._seen_by(codes), call, joins)
             if found is None:
                 return None
-            self._tries += 1
+            self._patience.tries += 1
             value, program = found.output, found.program
             if program is None or not state.covers(codes) or not before.holds():
-                self._keep_look(form, codes, None)
+                self._keep_look(call.form, codes, None)
                 return (value,)
             try:
                 if is_known and not state.is_current():  # a first program imports parts of torch
                     state = Reachable(self.module, self._codes)
                     self._state = state.without_values()
-                output = self._output(value, state, args, kwargs)
-                if form_of_call(args, kwargs)[0] == form:
-                    self._programs[form] = [(program, output), *self._programs.get(form, ())]
+                output = self._output(value, state, call)
+                if call.has_kept_its_form():
+                    self._append(call.form, program, output)
                     if state.is_current():
-                        self._builder.prove(found, self.forward, args, kwargs, output)
+                        self._builder.prove(found, self.forward, call, output)
             except (CaptureError, ForeignError):
                 pass  # the next call of this form says why, if it comes to that
             return (value,)
         finally:
             self._lock.release()
 
-    def _output(
-        self, value: Any, state: Reachable, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Output:
+    def _append(self, form: Hashable, program: RecordedProgram, output: Output) -> None:
+        self._programs[form] = [(program, output), *self._programs.get(form, ())]
+
+    def _output(self, value: Any, state: Reachable, call: ModuleCall) -> Output:
         """What a call returned, to be rebuilt. Raises CaptureError where it is others' too."""
         output = Output(value)
-        known = {id(own) for own in containers((args, kwargs))}
+        known = {id(own) for own in containers((call.args, call.kwargs))}
         if any(id(own) in known or state.holds(own) for own in containers(value)):
             raise CaptureError("it returns a list, dictionary or object of others")
         return output
@@ -352,81 +323,79 @@ class Replay(AroundForward):
                 self._programs[form] = []
                 self._refused[form] = "the values that its code reads differ from call to call"
 
-    def _capture(
-        self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, ...]:
+    def _capture(self, call: ModuleCall) -> tuple[Any]:
         """Run the module's own code, and add a program for such calls; its output in a tuple.
 
         Where there can be no program the reason is noted. Raises what the module's code raises.
         """
         with self._lock:
-            look = self._before.pop(form, None)
+            look = self._before.pop(call.form, None)
             if look is None or not look.state.is_current():
-                return (self._look(form, args, kwargs),)
-            self._tries += 1
-            before = Before(self.module, args, kwargs)
-            value, recording, codes = self._run_once(args, kwargs)
+                return (self._look(call),)
+            self._patience.tries += 1
+            before = Before(self.module, call)
+            value, recording, codes = self._run_once(call)
             try:
                 if isinstance(recording, CaptureError):
                     raise recording
                 is_unchanged = look.state.is_current() and before.holds()
-                if not is_unchanged or form_of_call(args, kwargs)[0] != form:
+                if not is_unchanged or not call.has_kept_its_form():
                     # Else the runs below would do again what was asked for once.
                     raise CaptureError("its code writes to its input or keeps a state")
                 codes.add(look.codes)
-                forms = look.forms or self._watched(codes, args, kwargs)
-                self._add(form, Seen(recording, value, forms), codes, args, kwargs)
+                forms = look.forms or self._watched(codes, call)
+                self._add(call, Seen(recording, value, forms), codes)
             except CaptureError as error:
-                self._refused[form] = str(error)
+                self._refused[call.form] = str(error)
                 return (value,)
             except Exception as error:
                 pass_on_interruption(error)
                 first = str(error).strip().partition("\n")[0]
-                self._refused[form] = f"a run of it fails, {type(error).__name__}: {first}"
+                self._refused[call.form] = f"a run of it fails, {type(error).__name__}: {first}"
             return (value,)
 
     def _run_once(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], looks_on: bool = True
+        self, call: ModuleCall, looks_on: bool = True
     ) -> tuple[Any, Recording | CaptureError, Codes]:
         """The output of the module's own code, a recording of the run, or why there is none, and
         the code that ran. looks_on: see `recorded_once`."""
         codes = Codes()
-        run = partial(self._seen_by(codes), *args, **kwargs)
-        inputs = input_tensors(args, kwargs)
+        run = partial(self._seen_by(codes), *call.args, **call.kwargs)
         with own_code():  # a value that is the caller's may not take a way for recordings
-            value, found = recorded_once(run, output_tensors, inputs, looks_on=looks_on, keeps=True)
+            value, found = recorded_once(
+                run, output_tensors, call.tensors, looks_on=looks_on, keeps=True
+            )
         if codes.refusal is not None:
             found = CaptureError(codes.refusal)
         return value, found, codes
 
     def _add(
-        self,
-        form: Hashable,
-        seen: Seen,
-        codes: Codes,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        known: Reachable | None = None,
+        self, call: ModuleCall, seen: Seen, codes: Codes, known: Reachable | None = None
     ) -> None:
-        """Add a program for such calls. seen, codes: of runs of the module's own code. known: what
-        it can read, as it was and is still. Raises CaptureError."""
+        """Add a program for such calls.
+
+        seen, codes: of runs of the module's own code.
+        known: what it can read, as it was and is still.
+
+        Raises CaptureError.
+        """
         self._codes.add(codes)  # of all programs, which one look serves
         for _ in range(2):  # building imports parts of torch at its first time
             is_known = known is not None and known.covers(self._codes)
             state = known if known and is_known else Reachable(self.module, self._codes)
             known, ran = None, Codes()
             run = self._seen_by(ran) if seen.was_watched else self.forward
-            program, value = self._builder.build(run, args, kwargs, seen)
+            program, value = self._builder.build(run, call, seen)
             if state.is_current() and state.covers(ran):
                 break
             self._codes.add(ran)
         else:
             raise CaptureError(self._codes.refusal or "its code keeps a state")
-        output = self._output(value, state, args, kwargs)
+        output = self._output(value, state, call)
         if self._state is None or not self._state.is_current():
             self._programs.clear()
         self._state = state.without_values()  # programs follow writes to tensors
-        self._programs[form] = [(program, output), *self._programs.get(form, ())]
+        self._append(call.form, program, output)
 
     def _seen_by(self, codes: Codes) -> Callable[..., Any]:
         """The module's forward, whose code `codes` watches."""
@@ -437,13 +406,13 @@ class Replay(AroundForward):
 
         return forward
 
-    def _watched(self, codes: Codes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Form]:
+    def _watched(self, codes: Codes, call: ModuleCall) -> list[Form]:
         """Look at a run of the module's own code, and at one of what stands in for parts; the forms
         of the tensors that the first one gives."""
         with codes.watching():
             with own_code():
-                value = self.forward(*args, **kwargs)
-            self.forward(*args, **kwargs)
+                value = self.forward(*call.args, **call.kwargs)
+            self.forward(*call.args, **call.kwargs)
         if codes.refusal is not None:
             raise CaptureError(codes.refusal)
         return _forms(value)

@@ -47,11 +47,12 @@ class Formula:
 class SizedRun:
     """Several recorded runs as one.
 
-    runs: at least two. inputs: for each of them the forms of its inputs, of which the first `count`
-    are those of the call; the rest are the same at each call.
+    runs: at least two.
+    inputs: for each of them the forms of its inputs, of which the first `count` are those of the
+        call; the rest are the same at each call.
 
-    places: for each size the number of an input and a dimension of it. recording, inputs: those
-    of the runs, with formulas in place of numbers that differ.
+    places: for each size the number of an input and a dimension of it.
+    recording, inputs: those of the runs, with formulas in place of numbers that differ.
 
     Raises DifferentError.
     """

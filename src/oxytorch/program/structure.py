@@ -44,8 +44,9 @@ class Structure:
     """A leaf, or parts.
 
     kind: "leaf", "none", "tuple", "list", "dict", "fields" (named), or "class" (of torch's
-    registry, which cannot be written to a file). keys: of a "dict" or "fields". spec: of what is
-    made by torch.
+        registry, which cannot be written to a file).
+    keys: of a "dict" or "fields".
+    spec: of what is made by torch.
     """
 
     kind: str

@@ -376,9 +376,10 @@ def recorded_again(
 ) -> tuple[Recording, bool]:
     """Record `run` once more, of which `first` is a recording already.
 
-    run: returns the module's output and the tensors in it. inputs: the tensors of the call.
+    run: returns the module's output and the tensors in it.
+    inputs: the tensors of the call.
     was_watched: whether the first run was watched; else it was looked on. The other one is now.
-    Where torch took another way in it, a third one is watched.
+        Where torch took another way in it, a third one is watched.
 
     Returns a recording, and whether torch takes the same way in runs that are looked on. Raises
     CaptureError, also where the runs differ: the module keeps a state of its own.
@@ -431,10 +432,11 @@ def recorded_once(
 ) -> tuple[Any, Recording | CaptureError]:
     """Run `run` once, to its end, and record it.
 
-    looks_on: whether it runs as it does otherwise (see `Recorder.looking_on`). keeps: whether its
-    results are kept for `recorded_again`, which need not compute them again. Returns the module's
-    output, and the recording of what `tensors_of` finds in it, or why there is none: only errors of
-    the module's own code are raised.
+    looks_on: whether it runs as it does otherwise (see `Recorder.looking_on`).
+    keeps: whether its results are kept for `recorded_again`, which need not compute them again.
+
+    Returns the module's output, and the recording of what `tensors_of` finds in it, or why there is
+    none: only errors of the module's own code are raised.
     """
     recorder = Recorder(inputs, goes_on=True)
     with recorder.looking_on() if looks_on else recorder.watching():

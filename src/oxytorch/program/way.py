@@ -31,8 +31,8 @@ _NO_TOOL = "other tools watch its code (sys.monitoring)"
 class Way:
     """The instructions of the model's code that a run takes, in order, on this thread.
 
-    unseen: why nothing was noted. shows_sizes: whether the code makes text of a symbol, which asks
-    nothing of it.
+    unseen: why nothing was noted.
+    shows_sizes: whether the code makes text of a symbol, which asks nothing of it.
     """
 
     def __init__(self) -> None:

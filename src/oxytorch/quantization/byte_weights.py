@@ -20,7 +20,8 @@ _Self = TypeVar("_Self", bound="ByteWeight")
 class Rows(NamedTuple):
     """Rows of a weight: values are codes * scales + least.
 
-    codes: integers in float32, [rows, columns]. scales, least: [rows, 1].
+    codes: integers in float32, [rows, columns].
+    scales, least: [rows, 1].
     """
 
     codes: Tensor

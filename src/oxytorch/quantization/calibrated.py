@@ -37,13 +37,7 @@ def calibrated_codes(
     Raises ValueError for moments of another shape or that are not finite.
     """
     columns = weight.shape[1]
-    if moments.shape != (columns, columns):
-        raise ValueError(
-            f"calibrated_codes: expected moments of shape {[columns, columns]}, "
-            f"got {list(moments.shape)}"
-        )
-    if not bool(moments.isfinite().all()):
-        raise ValueError("calibrated_codes: expected finite moments, got NaN or infinity")
+    _check_moments(moments, columns)
     codes, scales, zero_points = quantize_weight(
         weight, format, group_size, symmetric, search, block_outputs
     )
@@ -67,6 +61,16 @@ def calibrated_codes(
         left[end:].addmm_(factor[begin:end, end:].t(), errors, alpha=-1)
     codes[:, order] = rounded.t()
     return codes, scales, zero_points
+
+
+def _check_moments(moments: Tensor, columns: int) -> None:
+    if moments.shape != (columns, columns):
+        raise ValueError(
+            f"calibrated_codes: expected moments of shape {[columns, columns]}, "
+            f"got {list(moments.shape)}"
+        )
+    if not bool(moments.isfinite().all()):
+        raise ValueError("calibrated_codes: expected finite moments, got NaN or infinity")
 
 
 def _inverse_factor(moments: Tensor) -> Tensor:

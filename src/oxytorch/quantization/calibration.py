@@ -73,8 +73,9 @@ def input_moments(
 ) -> Iterator[tuple[str, Tensor | None]]:
     """Yields (name, moments) for every layer once; moments as in `Moments.take`.
 
-    layers: linear layers of the model by name. batches: arguments of calls of the model; a tensor
-    is the only one. Padding counts like anything else.
+    layers: linear layers of the model by name.
+    batches: arguments of calls of the model; a tensor is the only one. Padding counts like anything
+        else.
 
     Where the model calls a list of blocks one after the other (decoder layers), a block is run once
     what came before it has been yielded: layers that the caller has quantized by then count with
@@ -144,7 +145,8 @@ def _blocks(model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
 class _Trial:
     """What one call of a model showed.
 
-    called: blocks in the order of their calls. kept: bytes of the largest output of a block.
+    called: blocks in the order of their calls.
+    kept: bytes of the largest output of a block.
     widths: in_features of the layers that were called.
     """
 

@@ -67,7 +67,8 @@ class WeightConfig:
     ) -> None:
         """Raise ValueError where groups do not divide the in_features of the layer `name`.
 
-        otherwise: the remedy where no group_size fits. also: a remedy beside it.
+        otherwise: the remedy where no group_size fits.
+        also: a remedy beside it.
         """
         if self.group_size is None or in_features % self.group_size == 0:
             return

@@ -255,7 +255,8 @@ def _description(directory: Path) -> dict[str, Any]:
 class _Reader:
     """Makes packed weights over a file's memory.
 
-    used: names of the tensors that belong to them. formats: those that were met.
+    used: names of the tensors that belong to them.
+    formats: those that were met.
     """
 
     def __init__(

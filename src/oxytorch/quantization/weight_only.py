@@ -66,16 +66,8 @@ def quantize_(
     """
     _check(model, config)
     layers, others, left = find("quantize_", model, filter, config)
-    for layer in layers:
-        also = ", or leave the layer out with a filter" if layer.path else ""
-        config.check_groups("quantize_", layer.name, layer.shape[1], "group_size=None", also)
+    _check_layers(layers, others, config)
     count = len(layers) + len(others)
-    check_available("quantize_", _needed(layers, others, config), f"{count} quantized layers")
-    for layer in layers:
-        check_finite("quantize_", layer.weight_name, layer.weight)
-    for other in others:
-        for name, weight in other.weights.items():
-            check_finite("quantize_", other.name_of(name), weight)
     turns = _in_turn(model, layers, calibration)
     report = QuantizationReport(type(model).__name__, repr(config), ["quantize_"])
     report.entries += [Entry("-", item.path, False, item.reason) for item in left]
@@ -90,6 +82,20 @@ def quantize_(
     if not report.layers and not any(item.is_packed for item in left):
         warnings.warn(_nothing(model, report, config), UserWarning, stacklevel=3)
     return report
+
+
+def _check_layers(layers: list[Layer], others: list[OtherLayer], config: WeightConfig) -> None:
+    """Raises unless shapes and values can be quantized, and memory suffices."""
+    for layer in layers:
+        also = ", or leave the layer out with a filter" if layer.path else ""
+        config.check_groups("quantize_", layer.name, layer.shape[1], "group_size=None", also)
+    count = len(layers) + len(others)
+    check_available("quantize_", _needed(layers, others, config), f"{count} quantized layers")
+    for layer in layers:
+        check_finite("quantize_", layer.weight_name, layer.weight)
+    for other in others:
+        for name, weight in other.weights.items():
+            check_finite("quantize_", other.name_of(name), weight)
 
 
 def _nothing(model: nn.Module, report: Report, config: WeightConfig) -> str:
@@ -111,7 +117,8 @@ def _nothing(model: nn.Module, report: Report, config: WeightConfig) -> str:
 class _Context:
     """One `quantize_` call in progress.
 
-    count: of all layers. turns: the linear ones, each with the moments of its inputs.
+    count: of all layers.
+    turns: the linear ones, each with the moments of its inputs.
     """
 
     model: nn.Module

@@ -21,9 +21,12 @@ def quantized(
 ) -> PanelWeight:
     """Return a plain weight [out_features, in_features] packed as `config` says.
 
-    The result looks like a tensor of the weight's dtype. name: of the weight, for errors. moments:
-    of calibration inputs (see `calibrated_codes`), or None to round to nearest. Raises ValueError
-    where the weight holds values that are not finite.
+    The result looks like a tensor of the weight's dtype.
+
+    name: of the weight, for errors.
+    moments: of calibration inputs (see `calibrated_codes`), or None to round to nearest.
+
+    Raises ValueError where the weight holds values that are not finite.
     """
     plain, form = weight.detach(), config.format
     settings = config.group_size, config.symmetric, config.search, config.block_outputs

@@ -23,8 +23,10 @@ from ..serve.logs import log
 class NodePlan:
     """What one machine of the cluster has room for.
 
-    node: Ray's id. address: of the machine. cpus: what Ray counts there. shares: the cores of each
-    replica, by Linux's numbers.
+    node: Ray's id.
+    address: of the machine.
+    cpus: what Ray counts there.
+    shares: the cores of each replica, by Linux's numbers.
     """
 
     node: str

@@ -32,11 +32,13 @@ FOREVER = 1e8
 class Rows:
     """Calls a model on batches of rows: a class for `Dataset.map_batches`.
 
-    model and options: as for `application`. columns: those that the model reads: a text for
-    language models and models of sentences, a query and a document for cross-encoders, the inputs
-    of a program (None: the columns of its inputs' names).
+    model and options: as for `application`.
+
+    columns: those that the model reads: a text for language models and models of sentences, a query
+        and a document for cross-encoders, the inputs of a program (None: the columns of its inputs'
+        names).
     request: for language models, fields of a completion such as `max_tokens`; `temperature` is 0
-    where it says no other. A row's result is the one that it has alone.
+        where it says no other. A row's result is the one that it has alone.
 
     A batch gets the columns `embedding`, `score`, `answer` and `finish_reason`, or `output_0` and
     so on, and `error`: None, or why this row has no result (a text that is too long). Columns that

@@ -31,11 +31,12 @@ def application(
     """What `oxytorch serve MODEL` serves, as an application for `ray.serve.run`.
 
     model: a folder or file that exists on every machine under this name.
-    cores: of a replica; None gives each replica a whole NUMA node. replicas: how many; None starts
-    one for every share of the cluster's machines. autoscaling: Ray's `autoscaling_config`, in place
-    of a fixed number; up to as many replicas as there are shares, unless it says otherwise.
-    deployment: more options of Ray's `deployment`. options: those of `oxytorch serve`, such as
-    `weights="int4"`.
+    cores: of a replica; None gives each replica a whole NUMA node.
+    replicas: how many; None starts one for every share of the cluster's machines.
+    autoscaling: Ray's `autoscaling_config`, in place of a fixed number; up to as many replicas as
+        there are shares, unless it says otherwise.
+    deployment: more options of Ray's `deployment`.
+    options: those of `oxytorch serve`, such as `weights="int4"`.
 
     Without `token` only requests to the machine's own name (localhost) are answered.
 

@@ -28,9 +28,12 @@ from .rows import Rows
 class Written:
     """What `write_results` has done.
 
-    rows: written by this call. skipped: that were there already. errors: of the rows written, those
-    without a result. seconds: of the call. overhead: of the time of the processes, each from its
-    first batch to its last one, the part that was not the model's: writing, and waiting for rows.
+    rows: written by this call.
+    skipped: that were there already.
+    errors: of the rows written, those without a result.
+    seconds: of the call.
+    overhead: of the time of the processes, each from its first batch to its last one, the part that
+        was not the model's: writing, and waiting for rows.
     repeated: batches that were computed again, because a machine was lost with them.
     """
 
@@ -58,13 +61,15 @@ def write_results(
 ) -> Written:
     """Runs a model over the rows of a dataset of Ray Data and writes Parquet files.
 
-    model, columns, request, options: see `Rows`. output: a folder that all machines share; each
-    file has the `key` and the results of one batch, and appears when it is complete. Rows whose
-    keys are there already are skipped, so that the same call goes on where another one ended.
-    key: a column with another value in each row. batch_size: rows of a batch, which is done again
-    where its machine is lost. cores: of a process; None: a whole NUMA node. workers: processes at
-    most; None: one for every share of the cluster's machines. progress: gets the number of rows
-    written so far, after each batch.
+    model, columns, request, options: see `Rows`.
+    output: a folder that all machines share; each file has the `key` and the results of one batch,
+        and appears when it is complete. Rows whose keys are there already are skipped, so that the
+        same call goes on where another one ended.
+    key: a column with another value in each row.
+    batch_size: rows of a batch, which is done again where its machine is lost.
+    cores: of a process; None: a whole NUMA node.
+    workers: processes at most; None: one for every share of the cluster's machines.
+    progress: gets the number of rows written so far, after each batch.
 
     Raises ValueError where a key occurs twice, and what the model raises, but for mistakes of
     single rows, which stand in the column `error`.
@@ -79,12 +84,8 @@ def write_results(
     size = workers or sum(len(node.shares) for node in nodes)
     done = _keys(folder, key)
     _check_unique(done, key)
-    left = dataset
-    if done:
-        known = ray.put(pyarrow.concat_arrays([chunk for part in done for chunk in part.chunks]))
-        left = dataset.map_batches(_Missing(known, key), batch_format="pyarrow", batch_size=None)
     work = _Batches(str(model), columns, request, options, cores, str(folder), key)
-    written = left.map_batches(
+    written = _without(dataset, done, key).map_batches(
         work,
         batch_size=batch_size,
         batch_format="numpy",
@@ -93,10 +94,17 @@ def write_results(
     )
     rows, errors, batches, processes = _counted(written, progress)
     _check_unique(_keys(folder, key), key)
-    skipped = sum(len(part) for part in done)
-    overhead = _overhead(processes.values())
+    skipped, overhead = sum(map(len, done)), _overhead(processes.values())
     repeated = sum(each["batches"] for each in processes.values()) - batches
     return Written(rows, skipped, errors, time.monotonic() - begin, overhead, repeated)
+
+
+def _without(dataset: Dataset, done: Sequence[Any], key: str) -> Dataset:
+    """The rows of a dataset whose keys are not among those of files."""
+    if not done:
+        return dataset
+    known = ray.put(pyarrow.concat_arrays([chunk for part in done for chunk in part.chunks]))
+    return dataset.map_batches(_Missing(known, key), batch_format="pyarrow", batch_size=None)
 
 
 def _counted(

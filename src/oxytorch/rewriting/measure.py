@@ -131,7 +131,8 @@ def calls_of(
     """What gives the calls of two products on so many rows, for `first_win`.
 
     products: makes torch's own and the packed one; called, once, where times are not known yet.
-    width: of a row. size: see `input_of`.
+    width: of a row.
+    size: see `input_of`.
     """
     made = cache(products)
 
@@ -216,7 +217,8 @@ def _times_of(key: Hashable, take: Callable[[], learnt.Times]) -> learnt.Times:
 def first_win(key: Hashable, sizes: Sequence[Calls], gain: float = GAIN) -> int | None:
     """The number of the size from which on a packed layer is faster than torch's own, or None.
 
-    key: what the times depend on, besides threads. sizes: both layers, on larger and larger inputs.
+    key: what the times depend on, besides threads.
+    sizes: both layers, on larger and larger inputs.
     gain: the part of torch's time that it takes at most, for one of them.
     """
     first, wins = None, False
@@ -232,7 +234,8 @@ def wins_of(key: Hashable, sizes: Sequence[Calls]) -> int:
     """On how many of the smaller sizes a packed layer is faster than what is taken else; all, where
     it is nowhere slower.
 
-    key: what the times depend on, besides threads. sizes: both layers, on larger and larger inputs.
+    key: what the times depend on, besides threads.
+    sizes: both layers, on larger and larger inputs.
     """
     ratios = []
     for number, both in enumerate(sizes):

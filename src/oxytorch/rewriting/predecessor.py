@@ -85,7 +85,8 @@ def leads_on(caller: str, ways: Mapping[str, str]) -> Callable[[_Function], _Fun
     for another that the function does not have which one is like it, and for too many positional
     arguments which ones are given by name.
 
-    caller: the function, with which the text begins. ways: what to do, by keyword.
+    caller: the function, with which the text begins.
+    ways: what to do, by keyword.
     """
 
     def decorate(function: _Function) -> _Function:

@@ -33,8 +33,9 @@ _LOOPBACK = {"127.0.0.1", "localhost", "[::1]", "::1", "testserver"}
 class Gate:
     """Refuses requests that are too large, lack the token, or name another host than this one.
 
-    token: what clients have to give, or None. is_local: the server listens to this machine alone;
-    then a web page that a browser here shows cannot reach it by a name of its own.
+    token: what clients have to give, or None.
+    is_local: the server listens to this machine alone; then a web page that a browser here shows
+        cannot reach it by a name of its own.
     """
 
     def __init__(self, app: App, metrics: Metrics, token: str | None, largest: int, is_local: bool):

@@ -17,7 +17,9 @@ from .tokens import Tokenizer
 class Form:
     """How the responses to one kind of request look.
 
-    chat: messages, not texts. model: the name to tell. streams_usage: a last event has the counts.
+    chat: messages, not texts.
+    model: the name to tell.
+    streams_usage: a last event has the counts.
     """
 
     chat: bool

@@ -27,9 +27,11 @@ from .worker import Worker
 class Service:
     """A model behind routes.
 
-    kind: "language", "embedding", "rerank" or "program". router: its routes. worker: runs the
-    model; it is started before the first request and closed after the last one. model: what routes
-    call. details: more of it for /v1/models.
+    kind: "language", "embedding", "rerank" or "program".
+    router: its routes.
+    worker: runs the model; it is started before the first request and closed after the last one.
+    model: what routes call.
+    details: more of it for /v1/models.
     """
 
     name: str

@@ -32,8 +32,11 @@ class _Waiting(Generic[Item, Result]):
 class Batcher(Worker, Generic[Item, Result]):
     """Runs items in batches, in a thread of its own.
 
-    work: the results of items, in their order. most: items of a batch. wait: seconds that the first
-    one waits for others. limit: most items that wait. seconds: that a request may take.
+    work: the results of items, in their order.
+    most: items of a batch.
+    wait: seconds that the first one waits for others.
+    limit: most items that wait.
+    seconds: that a request may take.
     """
 
     def __init__(

@@ -38,9 +38,10 @@ class _Writing:
 class Engine(Worker):
     """Decodes sequences in a thread of its own, `slots` of them at a time.
 
-    make: gives the places that they are decoded in, again after the model raised. slots: how many
-    there are. part: most tokens of a prompt that are read between two tokens of others. queue: most
-    sequences that wait.
+    make: gives the places that they are decoded in, again after the model raised.
+    slots: how many there are.
+    part: most tokens of a prompt that are read between two tokens of others.
+    queue: most sequences that wait.
     """
 
     def __init__(

@@ -8,8 +8,11 @@ from typing import Any
 class ApiError(Exception):
     """What a request is refused with.
 
-    status: of HTTP. kind: OpenAI's `type`. param: the field of the request that is wrong. code: one
-    word for programs. headers: more of the response.
+    status: of HTTP.
+    kind: OpenAI's `type`.
+    param: the field of the request that is wrong.
+    code: one word for programs.
+    headers: more of the response.
     """
 
     def __init__(

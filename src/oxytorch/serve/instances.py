@@ -55,7 +55,11 @@ def serve_instances(arguments: argparse.Namespace) -> int:
 
 @dataclass(eq=False)
 class _Member:
-    """One instance. ends: when it ended of late. due: when it is started next."""
+    """One instance.
+
+    ends: when it ended of late.
+    due: when it is started next.
+    """
 
     place: Instance
     process: subprocess.Popen[bytes] | None = None

@@ -24,8 +24,9 @@ rows may round in another way than those of many."""
 
 @dataclass(eq=False)
 class Lane:
-    """tokens: those that the model has seen. used: when it was taken last, by a counter. slot: its
-    number among all of the model's.
+    """tokens: those that the model has seen.
+    used: when it was taken last, by a counter.
+    slot: its number among all of the model's.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -38,8 +39,8 @@ class Lane:
 class Lanes(Protocol):
     """A model with places for several sequences.
 
-    batched: sequences step together, and read the weights once. in_parts: prompts may be read in
-    parts.
+    batched: sequences step together, and read the weights once.
+    in_parts: prompts may be read in parts.
     """
 
     batched: bool

@@ -27,8 +27,10 @@ from .tokens import Tokenizer
 class Limits:
     """What a request may ask for.
 
-    context: tokens of a prompt and its completion. new: most new tokens of a completion. choices:
-    most completions of a request. seconds: from its arrival to its end.
+    context: tokens of a prompt and its completion.
+    new: most new tokens of a completion.
+    choices: most completions of a request.
+    seconds: from its arrival to its end.
     """
 
     context: int
@@ -49,8 +51,10 @@ class _Length:
 class Job:
     """The completions of one request in the making.
 
-    id, created: as the response tells them. events: pairs of a completion's number and what
-    happened to it, in order. answers: how many completions. choices: completions of each prompt.
+    id, created: as the response tells them.
+    events: pairs of a completion's number and what happened to it, in order.
+    answers: how many completions.
+    choices: completions of each prompt.
     """
 
     id: str

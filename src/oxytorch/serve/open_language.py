@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..llm.decoder import FusedDecoder, decoder_of
+from ..llm.decoder import Decoder, FusedDecoder, decoder_of
 from ..llm.joint_steps import exact_rows
 from ..llm.language_model import LanguageModel
 from ..llm_command.folder import is_quantized, read_config
@@ -54,14 +54,7 @@ def language_service(
     """The service of a language model. Raises ValueError or MemoryError for wrong limits."""
     decoder = decoder_of(model)
     context = _context(arguments.context, decoder.positions)
-    if isinstance(decoder, FusedDecoder):
-        one = decoder.model.cache(1, 64).nbytes / 64
-        check_available(
-            "oxytorch serve",
-            int(one * context * arguments.slots),
-            f"the keys and values of {arguments.slots} slots of {context} tokens (--slots, "
-            "--context)",
-        )
+    _check_memory(decoder, arguments.slots, context)
     rows: int | None = None
     lanes = lanes_of(model, arguments.slots, context)
     if arguments.exact and isinstance(lanes, FusedLanes):
@@ -95,6 +88,17 @@ def language_service(
         language,
         {"max_model_len": context},
     )
+
+
+def _check_memory(decoder: Decoder, slots: int, context: int) -> None:
+    """Raises MemoryError where the keys and values of all slots do not fit."""
+    if isinstance(decoder, FusedDecoder):
+        one = decoder.model.cache(1, 64).nbytes / 64
+        check_available(
+            "oxytorch serve",
+            int(one * context * slots),
+            f"the keys and values of {slots} slots of {context} tokens (--slots, --context)",
+        )
 
 
 def _context(given: int | None, positions: int | None) -> int:

@@ -28,7 +28,8 @@ MOST_TEXTS = 2048
 class TextModel:
     """A model of whole texts behind HTTP.
 
-    name: what clients call it. batcher: calls the reader on texts of several requests.
+    name: what clients call it.
+    batcher: calls the reader on texts of several requests.
     """
 
     name: str

@@ -23,7 +23,8 @@ Encoded = dict[str, list[int]]
 class Pooling:
     """How the states of a text's tokens become its vector.
 
-    mode: "mean", "cls" (the first token) or "last". normalized: vectors have length 1.
+    mode: "mean", "cls" (the first token) or "last".
+    normalized: vectors have length 1.
     """
 
     mode: str
@@ -123,9 +124,10 @@ def _read(path: Path) -> dict[str, Any]:
 class Reader:
     """Calls a model on a batch of texts, padded to the longest.
 
-    padding: the token that fills shorter texts. longest: most tokens of a text. vocabulary: tokens
-    that the model knows. finish: makes of the model's output and the mask [texts, tokens] a tensor
-    [texts, ...].
+    padding: the token that fills shorter texts.
+    longest: most tokens of a text.
+    vocabulary: tokens that the model knows.
+    finish: makes of the model's output and the mask [texts, tokens] a tensor [texts, ...].
     """
 
     model: nn.Module

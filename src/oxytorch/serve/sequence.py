@@ -50,9 +50,11 @@ Event = Piece | End
 class Sequence:
     """A prompt that waits, is read or is gone on from.
 
-    most: the most new tokens. ends: tokens that end it. top: None for no logarithms of
-    probabilities, else how many of the most likely tokens to tell. put: takes events, from the
-    engine's thread. deadline: in the time of `time.monotonic`, after which it fails with `late`.
+    most: the most new tokens.
+    ends: tokens that end it.
+    top: None for no logarithms of probabilities, else how many of the most likely tokens to tell.
+    put: takes events, from the engine's thread.
+    deadline: in the time of `time.monotonic`, after which it fails with `late`.
     """
 
     prompt: list[int]

@@ -11,7 +11,8 @@ from ..llm_command.generate import TextPrinter
 class GrowingText:
     """Turns tokens into text that is final: characters are complete, and no stop has begun.
 
-    tokenizer: has `decode`. stops: strings that end the text and are no part of it.
+    tokenizer: has `decode`.
+    stops: strings that end the text and are no part of it.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:

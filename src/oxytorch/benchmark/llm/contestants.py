@@ -16,7 +16,9 @@ from oxytorch.benchmark.llm.task import Contestant, LlmTask
 class LlmPeer:
     """One contestant.
 
-    name: the word of --peers. label: what tables call it. weights: the formats that it has.
+    name: the word of --peers.
+    label: what tables call it.
+    weights: the formats that it has.
     function: "module:name" of what makes it ready for a task.
     """
 

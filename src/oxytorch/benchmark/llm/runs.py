@@ -39,7 +39,11 @@ only gross faults show; a peer's conversion is the same in all of its formats.
 class LlmSettings:
     """What the options say.
 
-    shape or folder: the model. precisions: of oxytorch. peers: names. rounds: turns of each.
+    shape or folder: the model.
+
+    precisions: of oxytorch.
+    peers: names.
+    rounds: turns of each.
     silence: seconds without a sign of life after which a contestant is given up.
     work: folder for converted files, kept; None: a temporary one.
     """

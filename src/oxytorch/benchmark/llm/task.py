@@ -21,10 +21,13 @@ from oxytorch.llm_command.folder import load_model
 class LlmTask:
     """A model, how it is to be stored, and what is asked of it.
 
-    shape: a name of SHAPES, or empty for the model in `folder`. weights: "bf16", "int8", "int4",
-    "nf4", "fp8". activation_dtype: None or "int8". kv_cache: "bf16" or "int8". prompt, tokens:
-    lengths.
-    work: a folder for files that a peer's own format needs. threads: for everybody.
+    shape: a name of SHAPES, or empty for the model in `folder`.
+    weights: "bf16", "int8", "int4", "nf4", "fp8".
+    activation_dtype: None or "int8".
+    kv_cache: "bf16" or "int8".
+    prompt, tokens: lengths.
+    work: a folder for files that a peer's own format needs.
+    threads: for everybody.
     """
 
     shape: str
@@ -67,9 +70,11 @@ class Turn:
 class Contestant(Protocol):
     """A peer that is ready.
 
-    vocabulary: of the model. reads: bytes of the weights that one token reads, as stored, for each
-    stretch of memory; empty where the peer does not tell. operations: of the prompt's products, or
-    0. notes: what a reader should know.
+    vocabulary: of the model.
+    reads: bytes of the weights that one token reads, as stored, for each stretch of memory; empty
+        where the peer does not tell.
+    operations: of the prompt's products, or 0.
+    notes: what a reader should know.
     """
 
     vocabulary: int
@@ -90,8 +95,9 @@ class Contestant(Protocol):
 class Stepwise:
     """A contestant made of two functions: start with a prompt, and go on with a token.
 
-    start: int64 [1, length] -> the logits' likeliest token. step: token -> the next. last: the
-    logits of the latest call, float32 [vocabulary].
+    start: int64 [1, length] -> the logits' likeliest token.
+    step: token -> the next.
+    last: the logits of the latest call, float32 [vocabulary].
     """
 
     vocabulary: int

@@ -49,9 +49,10 @@ def run_model(
     """Measure one model in one dtype with the peers of the settings; the result as JSON.
 
     `eager` always takes part: it gives the correct outputs and is the base of the ratios.
-    batch: None means the model's own. contestants: the peers by name. eager_may_fail: whether its
-    failure is a result like the others' (autocast does not run every model); then there are no
-    ratios to it.
+    batch: None means the model's own.
+    contestants: the peers by name.
+    eager_may_fail: whether its failure is a result like the others' (autocast does not run every
+        model); then there are no ratios to it.
     """
     names = dict.fromkeys(["eager", *settings.peers])
     invited = [contestants[name] for name in names]

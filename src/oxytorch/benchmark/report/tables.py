@@ -147,8 +147,9 @@ def peers_table(
 ) -> Table:
     """A row per result and a column per peer; the fastest cell is marked.
 
-    first: the columns before the peers'. text: a peer's cell. versus: whether the last column
-    compares oxytorch with the fastest peer.
+    first: the columns before the peers'.
+    text: a peer's cell.
+    versus: whether the last column compares oxytorch with the fastest peer.
     """
     peers = peer_names(results)
     versus = versus and "oxytorch" in peers

@@ -21,8 +21,9 @@ class Load:
     """What clients ask: `requests` each, one after the other.
 
     prompt, tokens: of a prompt, and new ones, at least and at most; prompts are all others than any
-    other. vocabulary: prompts are of tokens below this. logprobs: asks for them, so that every
-    token comes as a part of its own, whatever its text is.
+        other.
+    vocabulary: prompts are of tokens below this.
+    logprobs: asks for them, so that every token comes as a part of its own, whatever its text is.
     """
 
     url: str
@@ -48,8 +49,9 @@ class Answer:
 class Figures:
     """What a number of clients saw.
 
-    tokens_per_second: new tokens of all clients. first_token, between: medians and 95th percentiles
-    of the time to the first part of an answer and of the time between two parts, in seconds.
+    tokens_per_second: new tokens of all clients.
+    first_token, between: medians and 95th percentiles of the time to the first part of an answer
+        and of the time between two parts, in seconds.
     """
 
     clients: int

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 class Name:
     """One public name.
 
-    path: below the package. home: "module:attribute" of what serves it; "" for none. note: what is
-    different in what is served, or what to do in place of what is not. is_value: it is no function
-    or class, so that asking for it is its use.
+    path: below the package.
+    home: "module:attribute" of what serves it; "" for none.
+    note: what is different in what is served, or what to do in place of what is not.
+    is_value: it is no function or class, so that asking for it is its use.
     """
 
     path: str

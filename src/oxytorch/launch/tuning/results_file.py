@@ -25,8 +25,8 @@ class ResultsFile:
     """The trials of one search.
 
     search: what decides about the figures: the command, its file's contents, the machine. A file of
-    another search is refused. seconds: the most for a trial; those that were ended sooner do not
-    count.
+        another search is refused.
+    seconds: the most for a trial; those that were ended sooner do not count.
     """
 
     def __init__(self, path: Path, search: dict[str, Any], seconds: float) -> None:

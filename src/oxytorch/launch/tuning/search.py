@@ -26,8 +26,8 @@ OF_MEDIAN = 1.2533
 class Tally:
     """What has come of a placement.
 
-    values: the figure of each trial; limits: of each limit, its figures. failure: why it will not
-    be tried again; empty if it may.
+    values: the figure of each trial; limits: of each limit, its figures.
+    failure: why it will not be tried again; empty if it may.
     """
 
     placement: Placement
@@ -109,7 +109,9 @@ class Verdict:
     """The outcome of a search.
 
     winner: the simplest of those that do not differ from the best beyond noise; None where nothing
-    was measured or within the limits. best: the one with the best median. ties: all those.
+        was measured or within the limits.
+    best: the one with the best median.
+    ties: all those.
     """
 
     winner: Tally | None

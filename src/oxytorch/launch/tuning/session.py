@@ -23,9 +23,10 @@ class NoFigureError(Exception):
 class Search:
     """What a search is about.
 
-    strategy: "grid", "random" (a grid of a sample) or "halving". repeats: of each placement, or of
-    the best ones. seconds: the most for a trial. is_careful: whether placements that would not fit
-    into memory are left out.
+    strategy: "grid", "random" (a grid of a sample) or "halving".
+    repeats: of each placement, or of the best ones.
+    seconds: the most for a trial.
+    is_careful: whether placements that would not fit into memory are left out.
     """
 
     script: Script
@@ -57,8 +58,8 @@ class Search:
 class Session:
     """Runs a search.
 
-    kept: trials of before, and where new ones go. say: takes a line of progress; begin: the
-    beginning of one.
+    kept: trials of before, and where new ones go.
+    say: takes a line of progress; begin: the beginning of one.
     """
 
     def __init__(

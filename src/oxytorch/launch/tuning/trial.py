@@ -32,10 +32,11 @@ class InterruptError(Exception):
 class Trial:
     """What came of a trial.
 
-    value: the figure; limits: those of the limits. failure: why there is none. is_silent: because
-    the script printed none; is_late: because it took too long.
-    peak: bytes of the largest process. tail: the last lines of the output of the instance that
-    failed or printed no figure.
+    value: the figure; limits: those of the limits.
+    failure: why there is none.
+    is_silent: because the script printed none; is_late: because it took too long.
+    peak: bytes of the largest process.
+    tail: the last lines of the output of the instance that failed or printed no figure.
     """
 
     value: float | None = None
@@ -61,9 +62,9 @@ class Trial:
 class Script:
     """What is started in each trial.
 
-    options: of `oxytorch run`, beside those of a placement. words: the script or `-m` and module,
-    and arguments. meeting: whether it takes `--together FOLDER N`, to begin at the same time in
-    all instances.
+    options: of `oxytorch run`, beside those of a placement.
+    words: the script or `-m` and module, and arguments.
+    meeting: whether it takes `--together FOLDER N`, to begin at the same time in all instances.
     """
 
     words: Sequence[str]

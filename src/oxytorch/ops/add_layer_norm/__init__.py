@@ -27,12 +27,13 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """Returns (layer_norm(total, weight, bias, eps), total), total = x + residual, or the norm.
 
-    x, residual: [..., n], float32, bfloat16 or float16. weight, bias: [n], both the dtype of x or
-    float32. The total is rounded to x's dtype and the norm is that of the rounded total, so the
-    result equals that of the two steps. With return_total=False (models that normalize after the
-    sum, such as BERT) the total is not written to memory.
-    New contiguous tensors of x's shape and dtype. Accumulates in float32.
-    float64 and other devices run plain PyTorch.
+    x, residual: [..., n], float32, bfloat16 or float16.
+    weight, bias: [n], both the dtype of x or float32. The total is rounded to x's dtype and the
+        norm is that of the rounded total, so the result equals that of the two steps. With
+        return_total=False (models that normalize after the sum, such as BERT) the total is not
+        written to memory. New contiguous tensors of x's shape and dtype. Accumulates in float32.
+        float64 and other devices run plain PyTorch.
+
     Raises RuntimeError if a shape, dtype or device does not fit.
     """
     total = (x + residual).contiguous()

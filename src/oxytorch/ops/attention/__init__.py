@@ -30,11 +30,14 @@ def attention(
 ) -> Tensor:
     """Returns softmax(query @ key^T * scale + mask) @ value.
 
-    query: [batch, heads, length, dim], float32, bfloat16 or float16, dim at most 256. key, value:
-    [batch, key_heads, keys, dim] of its dtype; key_heads divides heads, and each serves as many
-    neighbouring query heads. Any strides; none costs a copy as long as dim is dense.
+    query: [batch, heads, length, dim], float32, bfloat16 or float16, dim at most 256.
+    key, value: [batch, key_heads, keys, dim] of its dtype; key_heads divides heads, and each serves
+        as many neighbouring query heads. Any strides; none costs a copy as long as dim is dense.
     mask: broadcasts to [batch, heads, length, keys]; bool (True takes part), or added, of the dtype
-    of query or float32. scale: None means 1 / sqrt(dim). is_causal: row i sees keys 0 to i.
+        of query or float32.
+    scale: None means 1 / sqrt(dim).
+    is_causal: row i sees keys 0 to i.
+
     Returns a new tensor of query's shape and dtype that lies in memory as [batch, length, heads,
     dim]. Scores, softmax and sums are float32; in bfloat16, where the processor multiplies pairs,
     exponentials are rounded to bfloat16 before they meet the values, as in torch. A row that sees

@@ -51,7 +51,8 @@ def needed_dilation(dilation: Sequence[T], kernel_size: Sequence[int], one: T) -
 class PackedConvolutionWeight(ReorderedTensor):
     """A weight [out_channels, in_channels / groups, *kernel] in oneDNN's blocked order.
 
-    weight: the values; 1, 2 or 3 spatial dimensions. dtype: that of the stored values.
+    weight: the values; 1, 2 or 3 spatial dimensions.
+    dtype: that of the stored values.
     input_size: the usual input's shape, where known: oneDNN may choose a better order for it.
     """
 
@@ -111,11 +112,14 @@ def convolution(
 ) -> torch.Tensor:
     """Compute post_op(scale * convolution(x, weight) + bias), scale being the weight's, if any.
 
-    x: [batch, channels, *spatial], of the weight's dtype. weight: one that `is_packed`.
-    bias: [out_channels]. other: the second operand of `post_op.binary`, of the result's shape.
+    x: [batch, channels, *spatial], of the weight's dtype.
+    weight: one that `is_packed`.
+    bias: [out_channels].
+    other: the second operand of `post_op.binary`, of the result's shape.
     extra_padding: zeros on both sides of each spatial dimension, besides the layer's own padding.
-    Returns the result in the weight's dtype. Products are accumulated in float32.
-    For inference: autograd does not follow it.
+
+    Returns the result in the weight's dtype. Products are accumulated in float32. For inference:
+    autograd does not follow it.
     """
     g = weight.kernel_geometry
     if extra_padding is not None:

@@ -53,12 +53,17 @@ def convolution_panels(
     """Computes epilogue(convolution(x, weight) + bias) for a weight in panels.
 
     x: [images, in_channels, *spatial] with 1 to 3 spatial sizes, float32, bfloat16 or float16; a
-    copy is made where its channels do not lie side by side (channels-last order).
-    format: "fp32" or "bf16". panels: uint8, of the rows that `matrix_of` gives for a weight
-    [out_channels, in_channels / groups, *kernel_size].
-    bias: [out_channels], of x's dtype or float32. other: of the result's shape and x's dtype.
-    stride, dilation: one number for each spatial size. padding: two, zeros before and after.
-    groups: divide in_channels and out_channels. epilogue: as in `linear_panels`, not a gated one.
+        copy is made where its channels do not lie side by side (channels-last order).
+    format: "fp32" or "bf16".
+    panels: uint8, of the rows that `matrix_of` gives for a weight [out_channels, in_channels /
+        groups, *kernel_size].
+    bias: [out_channels], of x's dtype or float32.
+    other: of the result's shape and x's dtype.
+    stride, dilation: one number for each spatial size.
+    padding: two, zeros before and after.
+    groups: divide in_channels and out_channels.
+    epilogue: as in `linear_panels`, not a gated one.
+
     Returns [images, out_channels, *sizes] in x's dtype, in channels-last order. Sums and epilogue
     are float32, rounded once; they do not depend on the number of threads. float64 and other
     devices run plain PyTorch.

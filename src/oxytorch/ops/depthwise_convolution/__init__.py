@@ -30,11 +30,15 @@ def depthwise_convolution(
     """Computes epilogue(convolution(x, weight) + bias) with a kernel for each channel.
 
     x: [images, channels, *spatial] with 1 to 3 spatial sizes, float32, bfloat16 or float16; a copy
-    is made where its channels do not lie side by side (channels-last order).
+        is made where its channels do not lie side by side (channels-last order).
     weight: float32 [*kernel_size, channels], contiguous; at most 64 positions in all but the last
-    size. bias: [channels], of x's dtype or float32. other: of the result's shape and x's dtype.
-    stride, dilation: one number for each spatial size. padding: two, zeros before and after.
+        size.
+    bias: [channels], of x's dtype or float32.
+    other: of the result's shape and x's dtype.
+    stride, dilation: one number for each spatial size.
+    padding: two, zeros before and after.
     epilogue: as in `linear_panels`, not a gated one.
+
     Returns [images, channels, *sizes] in x's dtype, in channels-last order. Sums and epilogue are
     float32, rounded once; they do not depend on the number of threads. float64 and other devices
     run plain PyTorch.

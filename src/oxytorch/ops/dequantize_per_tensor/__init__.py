@@ -17,9 +17,11 @@ from .._samples import MEBI, WIDTHS, rows_of_bytes, shape_name
 def dequantize_per_tensor(x: Tensor, scale: float, zero_point: int, dtype: str) -> Tensor:
     """Returns (x - zero_point) * scale.
 
-    x: int8 or uint8. dtype: "float32", "bfloat16" or "float16", to which the float32 product is
-    rounded. Returns a tensor of x's shape, in its order if that is dense. There is no gradient.
-    Other devices run plain PyTorch.
+    x: int8 or uint8.
+    dtype: "float32", "bfloat16" or "float16", to which the float32 product is rounded.
+
+    Returns a tensor of x's shape, in its order if that is dense. There is no gradient. Other
+    devices run plain PyTorch.
     Raises RuntimeError if a dtype, the scale or the zero point does not fit.
     """
     return from_bytes(x, scale, zero_point, torch.float32).to(NUMBERS[dtype])

@@ -24,10 +24,13 @@ def embedding_bag(
 ) -> Tensor:
     """Sums (or averages) the rows of a table whose indices lie in one bag, for every bag.
 
-    weight: [rows, dim], float32, bfloat16 or float16. indices: [n] with offsets, or [bags, length],
-    int32 or int64. offsets: [bags], int32 or int64, where each bag begins in indices, ascending
-    from 0; with include_last_offset [bags + 1], the last being the end of the last bag.
-    mode: "sum" or "mean". per_sample_weights: shape of indices, dtype of weight; "sum" only.
+    weight: [rows, dim], float32, bfloat16 or float16.
+    indices: [n] with offsets, or [bags, length], int32 or int64.
+    offsets: [bags], int32 or int64, where each bag begins in indices, ascending from 0; with
+        include_last_offset [bags + 1], the last being the end of the last bag.
+    mode: "sum" or "mean".
+    per_sample_weights: shape of indices, dtype of weight; "sum" only.
+
     Returns [bags, dim] of weight's dtype; an empty bag is 0. Accumulates in float32, rounds once.
     float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype, device, mode, index or offset does not fit.

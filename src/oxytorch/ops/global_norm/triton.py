@@ -41,8 +41,9 @@ def sum_squares(tensors, blocks, block_count, partials, FORMAT: tl.constexpr):
 def finish(partials, count, gradient_scale, max_norm, norm, clip_factor, LANES: tl.constexpr):
     """The norm of gradients without the scale, and what they are to be multiplied by; float32.
 
-    count: of the partial sums. gradient_scale: the address of a float32 that the gradients contain,
-    or 0. clip_factor: min(1, max_norm / (norm + 1e-6)) as torch computes it; not written at 0.
+    count: of the partial sums.
+    gradient_scale: the address of a float32 that the gradients contain, or 0.
+    clip_factor: min(1, max_norm / (norm + 1e-6)) as torch computes it; not written at 0.
     """
     lanes = tl.arange(0, LANES)
     total = tl.zeros((LANES,), tl.float64)

@@ -17,13 +17,15 @@ from .._samples import MEBI, values
 def interaction(dense: Tensor, sparse: Sequence[Tensor]) -> Tensor:
     """Joins the dense features with the dot products of all pairs of feature vectors.
 
-    dense: [batch, dim], float32, bfloat16 or float16. sparse: T tensors alike, one per embedding.
+    dense: [batch, dim], float32, bfloat16 or float16.
+    sparse: T tensors alike, one per embedding.
+
     Returns [batch, dim + T (T + 1) / 2]: dense, then the strictly lower triangle of the Gram matrix
-    of (dense, sparse[0], ...), row by row. Accumulates in float32, rounds once.
-    float64 and other devices run plain PyTorch.
-    Raises RuntimeError if a shape, dtype or device does not fit.
-    Source: Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation
-    Systems, 2019, section 2.1.3.
+    of (dense, sparse[0], ...), row by row. Accumulates in float32, rounds once. float64 and other
+    devices run plain PyTorch.
+    Raises RuntimeError if a shape, dtype or device does not fit. Source: Naumov et al., Deep
+    Learning Recommendation Model for Personalization and Recommendation Systems, 2019, section
+    2.1.3.
     """
     features = torch.stack((dense, *sparse), dim=1)
     products = torch.bmm(features, features.transpose(1, 2))

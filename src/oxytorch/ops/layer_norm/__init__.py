@@ -20,12 +20,14 @@ def layer_norm(
 ) -> Tensor:
     """Gives each row of x mean 0 and variance 1: (x - mean) / sqrt(variance + eps) * weight + bias.
 
-    x: [..., n], float32, bfloat16 or float16. weight, bias: [n], both the dtype of x or float32.
-    Returns a new contiguous tensor of x's shape and dtype. Accumulates in float32 (from values
-    less the mean of the first ones, which loses no digits where the mean is large), rounds once.
-    float64 and other devices run plain PyTorch.
-    Raises RuntimeError if a shape, dtype or device does not fit.
-    Source: Ba, Kiros and Hinton, Layer Normalization, 2016, equations 3 and 4.
+    x: [..., n], float32, bfloat16 or float16.
+    weight, bias: [n], both the dtype of x or float32.
+
+    Returns a new contiguous tensor of x's shape and dtype. Accumulates in float32 (from values less
+    the mean of the first ones, which loses no digits where the mean is large), rounds once. float64
+    and other devices run plain PyTorch.
+    Raises RuntimeError if a shape, dtype or device does not fit. Source: Ba, Kiros and Hinton,
+    Layer Normalization, 2016, equations 3 and 4.
     """
     given = [tensor for tensor in (weight, bias) if tensor is not None]
     if all(tensor.dtype == x.dtype for tensor in given):

@@ -151,11 +151,14 @@ def linear(
 ) -> torch.Tensor:
     """Compute post_op(x @ weight.T + bias), with the weight's scale, if any, applied.
 
-    x: [..., in_features], of the weight's dtype. weight: one that `is_packed`. bias:
-    [out_features]. other: the second operand of `post_op.binary`, [..., out_features]; one that the
-    product cannot take in its own sweep (another shape or dtype) is combined afterwards.
-    Returns [..., out_features] in the weight's dtype. Products are accumulated in float32.
-    For inference: autograd does not follow it.
+    x: [..., in_features], of the weight's dtype.
+    weight: one that `is_packed`.
+    bias: [out_features].
+    other: the second operand of `post_op.binary`, [..., out_features]; one that the product cannot
+        take in its own sweep (another shape or dtype) is combined afterwards.
+
+    Returns [..., out_features] in the weight's dtype. Products are accumulated in float32. For
+    inference: autograd does not follow it.
     """
     result: torch.Tensor
     is_for_more = weight.most_rows and x.numel() > weight.most_rows * x.shape[-1]

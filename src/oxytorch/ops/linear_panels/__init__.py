@@ -34,24 +34,26 @@ def linear_panels(
     """Computes epilogue(x @ weight.T + bias) for a weight in panels; `linear` takes `PanelWeight`s.
 
     x: [..., in_features], float32, bfloat16 or float16; rows may be strided.
-    format: "fp32", "bf16", "int8", "int4", "nf4" or "fp8". panels: uint8, in the order that
-    `oxytorch.ops.panels.layout` tells; `PanelWeight` makes it.
+    format: "fp32", "bf16", "int8", "int4", "nf4" or "fp8".
+    panels: uint8, in the order that `oxytorch.ops.panels.layout` tells; `PanelWeight` makes it.
     channel_scales: float32 [panels, 16] or flat, times group_scales float16 or float32 [panels,
-    groups, 16] if given; groups have 32, 64, 128 or 256 in_features; None for fp32 and bf16.
-    zero_points: uint8 [panels, groups, 16], or None: 128 for int8, 8 for int4. A weight is
-    scale * (code - zero point), for nf4 and fp8 (E4M3) scale * value of the code.
-    out_features: of the result. bias: [out_features], of x's dtype or float32.
-    epilogue: "none", "gelu", "gelu_tanh", "silu", "relu", "tanh", "sigmoid", "hardswish",
-    "relu6"; "add" adds other [..., out_features], "add_relu" is the ReLU of that sum;
-    "silu_mul", "gelu_mul", "gelu_tanh_mul": panels alternate between gate and up, the activation of
-    the gate's result multiplies the up's, and bias has both, gate before up.
+        groups, 16] if given; groups have 32, 64, 128 or 256 in_features; None for fp32 and bf16.
+    zero_points: uint8 [panels, groups, 16], or None: 128 for int8, 8 for int4. A weight is scale *
+        (code - zero point), for nf4 and fp8 (E4M3) scale * value of the code.
+    out_features: of the result.
+    bias: [out_features], of x's dtype or float32.
+    epilogue: "none", "gelu", "gelu_tanh", "silu", "relu", "tanh", "sigmoid", "hardswish", "relu6";
+        "add" adds other [..., out_features], "add_relu" is the ReLU of that sum; "silu_mul",
+        "gelu_mul", "gelu_tanh_mul": panels alternate between gate and up, the activation of the
+        gate's result multiplies the up's, and bias has both, gate before up.
     activation_dtype: for int8 and int4. "int8" rounds x to 255 steps a row, dynamically; else
-    bfloat16 x may be rounded to 15 bits of the largest magnitude of its group, or of 128
-    neighbours.
+        bfloat16 x may be rounded to 15 bits of the largest magnitude of its group, or of 128
+        neighbours.
+
     Returns [..., out_features] in x's dtype. Sums and epilogue are float32, rounded once; they do
     not depend on the number of threads. float64 and other devices run plain PyTorch.
-    Raises RuntimeError if a shape, dtype, device or name does not fit.
-    Source of NF4's values: Dettmers et al., QLoRA, 2023, appendix E.
+    Raises RuntimeError if a shape, dtype, device or name does not fit. Source of NF4's values:
+    Dettmers et al., QLoRA, 2023, appendix E.
     """
     gated = is_gated(epilogue)
     rows = 2 * out_features if gated else out_features

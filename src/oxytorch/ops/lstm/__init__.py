@@ -20,7 +20,8 @@ _LSTM_MODE = 2  # torch's number for LSTM in its rnn operators
 class PackedLstmWeight(ReorderedTensor):
     """weight_ih [4 * hidden, input] or weight_hh [4 * hidden, hidden] in oneDNN's order.
 
-    kind: "input" for weight_ih, "hidden" for weight_hh. reverse: of the backward direction.
+    kind: "input" for weight_ih, "hidden" for weight_hh.
+    reverse: of the backward direction.
     """
 
     kind: str = "input"

@@ -24,10 +24,12 @@ def merged_embedding_bag(
 ) -> Tensor:
     """Looks up one embedding bag per table and joins the results: [bags, tables * dim].
 
-    weights: tables of [rows, dim], rows may differ, float32, bfloat16 or float16. indices, offsets:
-    one tensor each per table as in `embedding_bag`, int32 or int64, equally many bags in each.
-    mode: "sum" or "mean". Accumulates in float32, rounds once to the weights' dtype.
-    float64 and other devices run plain PyTorch.
+    weights: tables of [rows, dim], rows may differ, float32, bfloat16 or float16.
+    indices, offsets: one tensor each per table as in `embedding_bag`, int32 or int64, equally many
+        bags in each.
+    mode: "sum" or "mean". Accumulates in float32, rounds once to the weights' dtype. float64 and
+        other devices run plain PyTorch.
+
     Raises RuntimeError if a shape, dtype, device, mode, index or offset does not fit.
     """
     tables = zip(weights, indices, offsets, strict=True)

@@ -42,17 +42,19 @@ def moe(
 
     An expert is down(epilogue(gate_up(x))). `routed_mlp` takes `PanelWeight`s.
     x: [..., hidden], float32, bfloat16 or float16, with `tokens` rows.
-    router_weights: [tokens, chosen], of x's dtype or float32. router_indices: int64, likewise.
+    router_weights: [tokens, chosen], of x's dtype or float32.
+    router_indices: int64, likewise.
     gate_up_format, down_format: "fp32", "bf16", "int8", "int4", "nf4" or "fp8". The lists have one
-    tensor for each expert, in the form that linear_panels tells; scales are empty for fp32 and
-    bf16, group_scales and zero_points where there are none. Panels of gate_up alternate between
-    gate and up.
-    inner_features: between gate_up and down. epilogue: "silu_mul", "gelu_mul" or "gelu_tanh_mul".
+        tensor for each expert, in the form that linear_panels tells; scales are empty for fp32 and
+        bf16, group_scales and zero_points where there are none. Panels of gate_up alternate between
+        gate and up.
+    inner_features: between gate_up and down.
+    epilogue: "silu_mul", "gelu_mul" or "gelu_tanh_mul".
     activation_dtype: "int8" rounds what weights of 4 and 8 bits multiply to 255 steps a row.
+
     Returns x's shape and dtype; the results of gate_up are rounded to it too. Sums are float32 and
-    do not depend on the number of threads. Only weights of chosen experts are read.
-    float64 and other devices run plain PyTorch: every expert for every token, times its weight or
-    zero.
+    do not depend on the number of threads. Only weights of chosen experts are read. float64 and
+    other devices run plain PyTorch: every expert for every token, times its weight or zero.
     Raises RuntimeError if a shape, dtype, device, name or index does not fit.
     """
     tokens = x.reshape(-1, x.shape[-1])

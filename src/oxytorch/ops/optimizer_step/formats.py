@@ -88,8 +88,9 @@ def decode(codes: Tensor, bounds: Tensor) -> Tensor:
 def encode(values: Tensor, signed: bool, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """8-bit codes and bounds of float32 `values`; values that were decoded come out the same.
 
-    signed: int8 codes, else uint8 codes of values that are not negative. noise: what is added to
-    the bits before the lower ones are cut off, in memory order; half of the last bit if None.
+    signed: int8 codes, else uint8 codes of values that are not negative.
+    noise: what is added to the bits before the lower ones are cut off, in memory order; half of the
+        last bit if None.
     """
     shift, last = _LAYOUT[signed]
     bits = _blocks(in_memory_order(values.detach().float()).view(torch.int32))

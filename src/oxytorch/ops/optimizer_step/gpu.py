@@ -45,8 +45,10 @@ scalar `decay`, is 1: a kernel that penalizes does not decay, and any other alwa
 class Shape:
     """How a program goes about a block; measured on an H200, see docs/gpu-kernels.md.
 
-    chunk, piece: elements at a time where they lie at 16 bytes, and elsewhere. warps: of a program.
-    registers: the most of a thread. vector: elements that a thread moves at a time.
+    chunk, piece: elements at a time where they lie at 16 bytes, and elsewhere.
+    warps: of a program.
+    registers: the most of a thread.
+    vector: elements that a thread moves at a time.
     """
 
     chunk: int
@@ -120,8 +122,9 @@ def step_signature(
 ) -> Signature:
     """The signature of `reduce_norms` or `update` for operands in these formats.
 
-    flags: by name, as `<rule>_constants` returns them. formats: of the parameter, the gradient and
-    the states in the rule's order; those of operands that the kernel does not touch do not count.
+    flags: by name, as `<rule>_constants` returns them.
+    formats: of the parameter, the gradient and the states in the rule's order; those of operands
+        that the kernel does not touch do not count.
     """
     function = step_rule(kernel, rule)
     compiled = {name: bool(flags[name]) for name in compiled_flags(function)}

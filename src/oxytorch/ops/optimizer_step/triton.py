@@ -70,9 +70,11 @@ def prepare_step(
 ):
     """Counts the step; writes scalars and keys. A lane does a tensor, a program LANES of them.
 
-    count: of the tensors. gradient_scale, clip_factor: addresses of float32 or 0; gradients are
-    divided by the one and multiplied by the other, and by `factor`. learning_rate: the address of a
-    float32 that is used in place of hyper_0, or 0. seed: of the random numbers.
+    count: of the tensors.
+    gradient_scale, clip_factor: addresses of float32 or 0; gradients are divided by the one and
+        multiplied by the other, and by `factor`.
+    learning_rate: the address of a float32 that is used in place of hyper_0, or 0.
+    seed: of the random numbers.
     """
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
     is_left_out = optional(found_inf, 0.0, tl.float32) != 0.0
@@ -199,8 +201,10 @@ def sweep(
     """Updates, or reduces, one block after the other.
 
     A block is done CHUNK elements at a time; PIECE if it is the last of a tensor or does not lie at
-    16 bytes. flags: the setting of the flags that are not compiled, flag i at bit i. formats: as
-    layout.formats_word; counts only if FORMATS is None.
+    16 bytes.
+
+    flags: the setting of the flags that are not compiled, flag i at bit i.
+    formats: as layout.formats_word; counts only if FORMATS is None.
     """
     if optional(found_inf, 0.0, tl.float32) == 0.0:
         for block in range(tl.program_id(0), block_count, tl.num_programs(0)):

@@ -57,8 +57,9 @@ def store(address, start, offsets, mask, value, ELEMENT: tl.constexpr, VECTOR: t
 def read(place, sizes, format, VECTOR: tl.constexpr):
     """The float32 values of a piece of an operand.
 
-    place: the addresses of its data and its extra, `start`, offsets, mask. sizes: the last two of
-    a factored operand. format: a constant, or known when the kernel runs.
+    place: the addresses of its data and its extra, `start`, offsets, mask.
+    sizes: the last two of a factored operand.
+    format: a constant, or known when the kernel runs.
     """
     data, extra, start, offsets, mask = place
     if format == FLOAT32:

@@ -18,10 +18,12 @@ from torch import Tensor
 class Format:
     """How values are stored.
 
-    bits: of a value. middle: the zero point of symmetric codes, which are integers; None where
-    there are no zero points. table: the values of the codes in rising order, times a scale.
-    floats: the dtype of 8 bits whose numbers the codes are, times a scale. searches: whether the
-    scale is sought that errs least.
+    bits: of a value.
+    middle: the zero point of symmetric codes, which are integers; None where there are no zero
+        points.
+    table: the values of the codes in rising order, times a scale.
+    floats: the dtype of 8 bits whose numbers the codes are, times a scale.
+    searches: whether the scale is sought that errs least.
     """
 
     name: str

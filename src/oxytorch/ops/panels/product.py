@@ -19,8 +19,9 @@ def product(
 ) -> Tensor:
     """epilogue(x @ weight.T + bias), in the weight's dtype and rounded once to that of x.
 
-    weight: plain [out, in]; gate above up for a gated epilogue. activation_dtype: "int8" rounds x
-    to 255 steps a row first; its gradient passes through as if it did not.
+    weight: plain [out, in]; gate above up for a gated epilogue.
+    activation_dtype: "int8" rounds x to 255 steps a row first; its gradient passes through as if it
+        did not.
     """
     if epilogue not in ACTIVATIONS:
         raise RuntimeError(

@@ -25,10 +25,11 @@ def recovered(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (codes, scales, zero_points, found); values = scale (code - zero_point) where found.
 
-    values: [out, in] in the dtype of the plain weight. is_float16: scales have 11 significant bits.
-    codes: uint8 [out, in]; scales: float32 [out, groups]; zero_points: uint8 and found: bool of
-    their shape. What is not found is left zero; it was not rounded to this format, or by a scale
-    that another group of codes is far from using up.
+    values: [out, in] in the dtype of the plain weight.
+    is_float16: scales have 11 significant bits. codes: uint8 [out, in]; scales: float32 [out,
+        groups]; zero_points: uint8 and found: bool of their shape. What is not found is left zero;
+        it was not rounded to this format, or by a scale that another group of codes is far from
+        using up.
 
     The largest value of a group is its scale times one of few codes. Each of these is tried; the
     others' codes follow, and each value says between which bounds the scale lies, as it was rounded

@@ -32,11 +32,12 @@ class PanelWeight(PackedTensor):
     these give the written values exactly, else with others that do (see `recovered`), else with
     new ones, as `quantize_weight` finds them.
 
-    packed: uint8 [panels, bytes of a panel]. channel_scales: float32 [panels, 16], times
-    group_scales float16 or float32 [panels, groups, 16] if there are groups. zero_points: uint8
-    [panels, groups, 16], or None for the middle (128 or 8). is_gated: panels alternate between the
-    upper half (gate) and the lower half (up) of the weight. activation_dtype: "int8" rounds what is
-    multiplied to 255 steps a row.
+    packed: uint8 [panels, bytes of a panel].
+    channel_scales: float32 [panels, 16], times group_scales float16 or float32 [panels, groups, 16]
+        if there are groups.
+    zero_points: uint8 [panels, groups, 16], or None for the middle (128 or 8).
+    is_gated: panels alternate between the upper half (gate) and the lower half (up) of the weight.
+    activation_dtype: "int8" rounds what is multiplied to 255 steps a row.
     """
 
     packed: Tensor
@@ -96,10 +97,11 @@ class PanelWeight(PackedTensor):
     ) -> PanelWeight:
         """Packs codes uint8 [out, in], a code per byte, of a format of `formats.CODES`.
 
-        scales: float32 [out, groups], one per output and group of neighbouring inputs. zero_points:
-        uint8 [out, groups], or None: 128, or 8 for int4. dtype: that of the plain values.
-        With several groups a scale is kept as float16 times a power of two of its output, so that
-        float16 scales stay exact. exact_scales: keep them as float32 where that rounds one.
+        scales: float32 [out, groups], one per output and group of neighbouring inputs.
+        zero_points: uint8 [out, groups], or None: 128, or 8 for int4.
+        dtype: that of the plain values. With several groups a scale is kept as float16 times a
+            power of two of its output, so that float16 scales stay exact.
+        exact_scales: keep them as float32 where that rounds one.
         """
         check_codes(format, codes, scales, zero_points)
         groups = scales.shape[1]

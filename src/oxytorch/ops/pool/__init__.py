@@ -29,11 +29,13 @@ def pool(
     """Returns the largest value or the mean of each window, for each channel separately.
 
     x: [images, channels, *spatial] with 1 to 3 spatial sizes, float32, bfloat16 or float16, for
-    "max" int8 or uint8 too; a copy is made where its channels do not lie side by side
-    (channels-last order).
-    kernel_size, stride, dilation: one number for each spatial size. padding: two, what is added
-    before and after: of "max" the least value, of "mean" zeros, which count.
+        "max" int8 or uint8 too; a copy is made where its channels do not lie side by side
+        (channels-last order).
+    kernel_size, stride, dilation: one number for each spatial size.
+    padding: two, what is added before and after: of "max" the least value, of "mean" zeros, which
+        count.
     kind: "max", where NaN is the largest value, or "mean", without dilation.
+
     Returns [images, channels, *sizes] in x's dtype, in channels-last order. Sums are float32,
     rounded once; they do not depend on the number of threads. float64 and other devices run plain
     PyTorch.

@@ -17,8 +17,10 @@ from .._samples import MEBI, WIDTHS, rows_of_bytes, shape_name, values
 def quantize_per_tensor(x: Tensor, scale: float, zero_point: int, dtype: str) -> Tensor:
     """Returns round(x / scale) + zero_point, clamped to the dtype.
 
-    x: float32, bfloat16 or float16. dtype: "int8" or "uint8". The quotient is the float32 product
-    with 1 / scale, rounded to the nearest, ties to even; NaN becomes the least byte.
+    x: float32, bfloat16 or float16.
+    dtype: "int8" or "uint8". The quotient is the float32 product with 1 / scale, rounded to the
+        nearest, ties to even; NaN becomes the least byte.
+
     Returns a tensor of x's shape, in its order if that is dense. There is no gradient. float64 and
     other devices run plain PyTorch.
     Raises RuntimeError if a dtype, the scale or the zero point does not fit.

@@ -28,7 +28,8 @@ def pack_convolution(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Panels, channel_scales and channel_sums of a convolution's weight, as the op takes them.
 
-    weight: int8 [out_channels, in_channels / groups, *kernel]. scales: float32 [out_channels].
+    weight: int8 [out_channels, in_channels / groups, *kernel].
+    scales: float32 [out_channels].
     """
     if is_depthwise(weight.shape[0], weight.shape[1], groups):
         panels, sums = pack_weight(by_columns(weight))
@@ -89,14 +90,16 @@ def quantized_convolution(
     """Computes epilogue(convolution(x, weight) + bias) for a weight of signed bytes.
 
     x: [images, in_channels, *spatial] with 1 to 3 spatial sizes, int8 or uint8, of which a number
-    is x_scale * (byte - x_zero_point); a copy is made where its channels do not lie side by side.
-    panels, channel_scales and channel_sums: from `pack_convolution`; the positions of a kernel
-    times the channels of a group are at most 65536. A kernel for each channel by itself has at most
-    64 positions in all but the last size.
-    stride, dilation: one number for each spatial size. padding: two, zeros before and after; a zero
-    is the byte x_zero_point. groups: divide in_channels and out_channels.
-    bias, other, epilogue and the result's dtype, scale and zero point: as in `quantized_linear`,
-    the result and `other` of shape [images, out_channels, *sizes].
+        is x_scale * (byte - x_zero_point); a copy is made where its channels do not lie side by
+        side. panels, channel_scales and channel_sums: from `pack_convolution`; the positions of a
+        kernel times the channels of a group are at most 65536. A kernel for each channel by itself
+        has at most 64 positions in all but the last size.
+    stride, dilation: one number for each spatial size.
+    padding: two, zeros before and after; a zero is the byte x_zero_point.
+    groups: divide in_channels and out_channels. bias, other, epilogue and the result's dtype, scale
+        and zero point: as in `quantized_linear`, the result and `other` of shape [images,
+        out_channels, *sizes].
+
     Returns the result in channels-last order; it is rounded as that of `quantized_linear`. There is
     no gradient. Other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype, device, scale or name does not fit.
@@ -105,21 +108,13 @@ def quantized_convolution(
     weight, scales = _unpacked(panels, channel_scales, kernel_size, out_channels, channels, groups)
     none = [0] * len(stride)
     images = padded(x.double() - x_zero_point, padding)
-    sums = torch.convolution(
-        images, weight, None, stride, none, dilation, False, none, groups
-    ).round()
+    sums = torch.convolution(images, weight, None, stride, none, dilation, False, none, groups)
+    sums = sums.round().movedim(1, -1)
+    other = None if other is None else other.movedim(1, -1)
     result = result_of(
-        sums.movedim(1, -1),
-        scales * x_scale,
-        bias,
-        None if other is None else other.movedim(1, -1),
-        other_scale,
-        other_zero_point,
-        epilogue,
-        out_dtype,
-        out_scale,
-        out_zero_point,
-    )
+        sums, scales * x_scale, bias, other, other_scale, other_zero_point,
+        epilogue, out_dtype, out_scale, out_zero_point,
+    )  # fmt: skip
     return channels_last(result.movedim(-1, 1))
 
 

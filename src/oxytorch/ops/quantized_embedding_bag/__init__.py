@@ -68,10 +68,13 @@ def quantized_embedding_bag(
 ) -> Tensor:
     """Sums (or averages) the rows of a table of bytes whose indices lie in one bag, for every bag.
 
-    weight: uint8 [rows, dim + 8] of `pack_rows`. indices: [n] with offsets, or [bags, length],
-    int32 or int64. offsets, include_last_offset: as in `embedding_bag`. mode: "sum" or "mean".
-    per_sample_weights: float32 in the shape of indices; "sum" only. out_dtype: "float32",
-    "bfloat16" or "float16".
+    weight: uint8 [rows, dim + 8] of `pack_rows`.
+    indices: [n] with offsets, or [bags, length], int32 or int64.
+    offsets, include_last_offset: as in `embedding_bag`.
+    mode: "sum" or "mean".
+    per_sample_weights: float32 in the shape of indices; "sum" only.
+    out_dtype: "float32", "bfloat16" or "float16".
+
     Returns [bags, dim]; an empty bag is 0. Accumulates in float32, rounds once. There is no
     gradient. Other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype, device, mode, index or offset does not fit.

@@ -32,17 +32,18 @@ def quantized_gru(
     """Runs GRU layers over all steps, with weights and products of signed bytes.
 
     x: [steps, batch, features], or [rows, features] with batch_sizes; float32, bfloat16 or float16.
-    h: the first state, [layers * directions, batch, hidden_size] of x's dtype; None: zeros.
-    The lists hold a tensor for each direction of each layer, the first layer's first. Panels uint8
-    and sums int32: from `ops.recurrent.pack_weight` of int8 weights [3 * hidden_size, in_features].
-    Scales: float32, one for each output, in the order of `ops.recurrent.units_together`. Biases: as
-    torch has them, [3 * hidden_size], float32, bfloat16 or float16; no tensor for no bias.
-    direction: "forward", "reverse" or "both", whose outputs lie side by side. batch_sizes: of each
-    step, not growing, as in torch's PackedSequence.
-    Returns the hidden states of all steps, [..., directions * hidden_size], and the last h, in
-    x's dtype.
-    Rows of the input, and of the hidden state in each step, are rounded to 255 steps of their
-    largest magnitudes, as in `quantized_linear`. Sums are exact; gates, states and what goes
+    h: the first state, [layers * directions, batch, hidden_size] of x's dtype; None: zeros. The
+        lists hold a tensor for each direction of each layer, the first layer's first. Panels uint8
+        and sums int32: from `ops.recurrent.pack_weight` of int8 weights [3 * hidden_size,
+        in_features]. Scales: float32, one for each output, in the order of
+        `ops.recurrent.units_together`. Biases: as torch has them, [3 * hidden_size], float32,
+        bfloat16 or float16; no tensor for no bias.
+    direction: "forward", "reverse" or "both", whose outputs lie side by side.
+    batch_sizes: of each step, not growing, as in torch's PackedSequence.
+
+    Returns the hidden states of all steps, [..., directions * hidden_size], and the last h, in x's
+    dtype. Rows of the input, and of the hidden state in each step, are rounded to 255 steps of
+    their largest magnitudes, as in `quantized_linear`. Sums are exact; gates, states and what goes
     between layers are float32. There is no gradient. float64 and other devices run plain PyTorch.
     Formula: torch.nn.GRU's documentation.
     Raises RuntimeError if a shape, dtype, device or name does not fit.

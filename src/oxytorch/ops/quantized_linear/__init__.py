@@ -21,7 +21,8 @@ MOST_PRODUCTS = 65536
 def pack_linear(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Panels, channel_scales and channel_sums of a linear layer's weight, as the op takes them.
 
-    weight: int8 [out_features, in_features]. scales: float32 [out_features].
+    weight: int8 [out_features, in_features].
+    scales: float32 [out_features].
     """
     panels, sums = pack_weight(weight)
     return panels, padded(scales), sums
@@ -48,16 +49,19 @@ def quantized_linear(
     """Computes epilogue(x @ weight.T + bias) for a weight of signed bytes and a scale per output.
 
     x: [..., in_features]; rows may be strided. int8 or uint8 with x_scale and x_zero_point, of
-    which a number is x_scale * (byte - x_zero_point); or float32, bfloat16 or float16 with None and
-    0, whose rows are rounded to 255 steps of their largest magnitudes: rint(x * (127 / largest)).
+        which a number is x_scale * (byte - x_zero_point); or float32, bfloat16 or float16 with None
+        and 0, whose rows are rounded to 255 steps of their largest magnitudes: rint(x * (127 /
+        largest)).
     panels: uint8, channel_sums: int32 [16 panels], from `pack_linear` of an int8 weight
-    [out_features, in_features] of at most 65536 in_features. channel_scales: float32 [16 panels].
+        [out_features, in_features] of at most 65536 in_features.
+    channel_scales: float32 [16 panels].
     bias: float32 [out_features], or None.
     other: [..., out_features] for the epilogues that add it, of any of these dtypes; with
-    other_scale and other_zero_point where it is bytes. epilogue: as in `linear_panels`, not a
-    gated one.
+        other_scale and other_zero_point where it is bytes.
+    epilogue: as in `linear_panels`, not a gated one.
     out_dtype: "float32", "bfloat16", "float16"; or "int8" or "uint8" with out_scale and
-    out_zero_point.
+        out_zero_point.
+
     Returns [..., out_features]. Sums are exact; what follows is float32, each operation rounded for
     itself, the same at every level but for activations that are no lines. Bytes are rounded to the
     nearest, ties to even, of the product with 1 / out_scale; NaN becomes the least one. There is no
@@ -75,17 +79,9 @@ def quantized_linear(
     if steps is not None:
         sums = sums.to(scales.dtype) * steps.to(scales.dtype)
     return result_of(
-        sums,
-        scales,
-        bias,
-        other,
-        other_scale,
-        other_zero_point,
-        epilogue,
-        out_dtype,
-        out_scale,
-        out_zero_point,
-    )
+        sums, scales, bias, other, other_scale, other_zero_point,
+        epilogue, out_dtype, out_scale, out_zero_point,
+    )  # fmt: skip
 
 
 # rows, out_features, in_features, dtypes of x, other and out (None: the sample's), bias, epilogue

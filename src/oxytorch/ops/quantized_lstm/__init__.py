@@ -33,19 +33,20 @@ def quantized_lstm(
     """Runs LSTM layers over all steps, with weights and products of signed bytes.
 
     x: [steps, batch, features], or [rows, features] with batch_sizes; float32, bfloat16 or float16.
-    h, c: the first states, [layers * directions, batch, hidden_size] of x's dtype; None: zeros.
-    The lists hold a tensor for each direction of each layer, the first layer's first. Panels uint8
-    and sums int32: from `ops.recurrent.pack_weight` of int8 weights [4 * hidden_size, in_features].
-    Scales: float32, one for each output, in the order of `ops.recurrent.units_together`. Biases: as
-    torch has them, [4 * hidden_size], float32, bfloat16 or float16; no tensor for no bias.
-    direction: "forward", "reverse" or "both", whose outputs lie side by side. batch_sizes: of each
-    step, not growing, as in torch's PackedSequence.
+    h, c: the first states, [layers * directions, batch, hidden_size] of x's dtype; None: zeros. The
+        lists hold a tensor for each direction of each layer, the first layer's first. Panels uint8
+        and sums int32: from `ops.recurrent.pack_weight` of int8 weights [4 * hidden_size,
+        in_features]. Scales: float32, one for each output, in the order of
+        `ops.recurrent.units_together`. Biases: as torch has them, [4 * hidden_size], float32,
+        bfloat16 or float16; no tensor for no bias.
+    direction: "forward", "reverse" or "both", whose outputs lie side by side.
+    batch_sizes: of each step, not growing, as in torch's PackedSequence.
+
     Returns the hidden states of all steps, [..., directions * hidden_size], and the last h and c,
-    in x's dtype.
-    Rows of the input, and of the hidden state in each step, are rounded to 255 steps of their
-    largest magnitudes, as in `quantized_linear`. Sums are exact; gates, states and what goes
-    between layers are float32. There is no gradient. float64 and other devices run plain PyTorch.
-    Formula: torch.nn.LSTM's documentation, without projections.
+    in x's dtype. Rows of the input, and of the hidden state in each step, are rounded to 255 steps
+    of their largest magnitudes, as in `quantized_linear`. Sums are exact; gates, states and what
+    goes between layers are float32. There is no gradient. float64 and other devices run plain
+    PyTorch. Formula: torch.nn.LSTM's documentation, without projections.
     Raises RuntimeError if a shape, dtype, device or name does not fit.
     """
 

@@ -27,8 +27,11 @@ def quantized_merged_embedding_bag(
 
     weights: tables uint8 [rows, dim + 8] of `quantized_embedding_bag.pack_rows`, rows may differ.
     indices, offsets: one tensor each per table as in `embedding_bag`, int32 or int64, equally many
-    bags in each. mode: "sum" or "mean". out_dtype: "float32", "bfloat16" or "float16".
-    Accumulates in float32, rounds once. There is no gradient. Other devices run plain PyTorch.
+        bags in each.
+    mode: "sum" or "mean".
+    out_dtype: "float32", "bfloat16" or "float16". Accumulates in float32, rounds once. There is no
+        gradient. Other devices run plain PyTorch.
+
     Raises RuntimeError if a shape, dtype, device, mode, index or offset does not fit.
     """
     tables = zip(weights, indices, offsets, strict=True)

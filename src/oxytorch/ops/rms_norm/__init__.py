@@ -18,11 +18,13 @@ from .._samples import shape_name, values
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """Divides each row of x by its root mean square: x / sqrt(mean(x^2) + eps) * weight.
 
-    x: [..., n], float32, bfloat16 or float16. weight: [n], the dtype of x or float32.
+    x: [..., n], float32, bfloat16 or float16.
+    weight: [n], the dtype of x or float32.
+
     Returns a new contiguous tensor of x's shape and dtype. Accumulates in float32, rounds once.
     float64 and other devices run plain PyTorch.
-    Raises RuntimeError if a shape, dtype or device does not fit.
-    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019, equation 4.
+    Raises RuntimeError if a shape, dtype or device does not fit. Source: Zhang and Sennrich, Root
+    Mean Square Layer Normalization, 2019, equation 4.
     """
     if weight is None or weight.dtype == x.dtype:
         return functional.rms_norm(x, x.shape[-1:], weight, eps).contiguous()

@@ -16,11 +16,12 @@ from .._samples import MEBI, WIDTHS, rows_of_bytes, shape_name, values
 def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
     """Returns softmax(x * scale + mask) over the last dimension.
 
-    x: [..., n], float32, bfloat16 or float16. mask: broadcasts to x's shape; bool (True keeps an
-    element, False stands for minus infinity), or added, of the dtype of x or float32.
+    x: [..., n], float32, bfloat16 or float16.
+    mask: broadcasts to x's shape; bool (True keeps an element, False stands for minus infinity), or
+        added, of the dtype of x or float32.
+
     Returns a new contiguous tensor of x's shape and dtype. Computes in float32, rounds once. A row
-    of which nothing is kept is NaN, as in PyTorch.
-    float64 and other devices run plain PyTorch.
+    of which nothing is kept is NaN, as in PyTorch. float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype or device does not fit.
     """
     scores = x if scale == 1.0 else x * scale

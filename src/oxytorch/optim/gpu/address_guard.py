@@ -49,10 +49,12 @@ class AddressGuard(Protocol):
 class Watched(NamedTuple):
     """What a guard compares.
 
-    kept: tensors whose memory has to stay where it is. parameters: those whose gradients may lie
-    elsewhere in each step. addresses: int64 [n, ...] on the CPU; the first number of row i is the
-    address of the i-th gradient of those that there are. split: parameters with gradients whose
-    master weights are kept, to notice a write to the upper half alone.
+    kept: tensors whose memory has to stay where it is.
+    parameters: those whose gradients may lie elsewhere in each step.
+    addresses: int64 [n, ...] on the CPU; the first number of row i is the address of the i-th
+        gradient of those that there are.
+    split: parameters with gradients whose master weights are kept, to notice a write to the upper
+        half alone.
     """
 
     kept: list[Tensor]
@@ -69,7 +71,9 @@ def guard(
 ) -> AddressGuard:
     """Watches the memory of `kept` and the gradients of `parameters`; of sharded ones, the shards.
 
-    A parameter without a gradient is watched for getting one. addresses: see `Watched`.
+    A parameter without a gradient is watched for getting one.
+
+    addresses: see `Watched`.
     master_weights: of each parameter, all of which have gradients.
     """
     may_swap = torch.__future__.get_swap_module_params_on_conversion()

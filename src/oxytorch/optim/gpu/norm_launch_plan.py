@@ -22,7 +22,9 @@ class CachedNorm:
     def __init__(
         self, parameters: Sequence[Tensor], gradients: Sequence[Tensor], device: Device
     ) -> None:
-        """parameters: all of them. gradients: of those that have one, on one device."""
+        """parameters: all of them.
+        gradients: of those that have one, on one device.
+        """
         self.plan = NormLaunchPlan(gradients, device)
         self._parameters = list(parameters)
         having = [own for own in parameters if own.grad is not None]
@@ -45,9 +47,10 @@ class CachedNorm:
 class NormLaunchPlan:
     """The norm of tensors on one device, to be taken again and again.
 
-    gradients: float32, bfloat16 or float16, dense. order: their places, in the order of the table.
+    gradients: float32, bfloat16 or float16, dense.
+    order: their places, in the order of the table.
     addresses: int64 [tensors, ...] on the host, the first number of a row that of a gradient; tell
-    `table` when they were written.
+        `table` when they were written.
     """
 
     def __init__(self, gradients: Sequence[Tensor], device: Device) -> None:

@@ -28,8 +28,8 @@ _CPU = torch.device("cpu")
 class CachedLaunch:
     """A plan, and what it takes to run it again.
 
-    flags: hyper-parameters of the call beyond those of the group. wholes: the parameters, or those
-    whose shards they are, in the plan's order.
+    flags: hyper-parameters of the call beyond those of the group.
+    wholes: the parameters, or those whose shards they are, in the plan's order.
     """
 
     plan: LaunchPlan
@@ -69,8 +69,10 @@ class StepCache:
         settings: Hashable,
         master_weight: Callable[[Tensor], MasterWeight | None],
     ) -> None:
-        """parameters: all of the group. rng_stream: of the first of them. settings: all but
-        hyper-parameters that decides how the step is done."""
+        """parameters: all of the group.
+        rng_stream: of the first of them.
+        settings: all but hyper-parameters that decides how the step is done.
+        """
         self._state = state
         self._changes = state.changes.count
         self._parameters = list(parameters)

@@ -69,8 +69,8 @@ def run(context: Context) -> None:
 class NormForward(Forward):
     """A normalization over the last dimension in our kernel.
 
-    is_mixed: whether input and parameters may have different dtypes. sources: the module, whose
-    attributes decide what it computes.
+    is_mixed: whether input and parameters may have different dtypes.
+    sources: the module, whose attributes decide what it computes.
     """
 
     def __init__(self, module: nn.Module, norm: Norm, is_mixed: bool) -> None:

@@ -102,8 +102,9 @@ def improve(
 
     lasting: inputs that are the same tensors at each call, and seldom written to.
     storable: whether packed weights have to be plain tensors.
-    layouts: whether convolutions may be given another order in memory. quantization: which layers
-    multiply bytes. known: the tensors of lasting inputs that nobody writes to.
+    layouts: whether convolutions may be given another order in memory.
+    quantization: which layers multiply bytes.
+    known: the tensors of lasting inputs that nobody writes to.
 
     If a kernel that is timed fails, the steps stay as they are, and the log says so; with
     `quantization` that raises CaptureError.
@@ -143,9 +144,11 @@ def improve(
 
 @dataclass(frozen=True)
 class Points:
-    """values: those whose ranges decide which bytes layers multiply, by name. left: why other
-    layers cannot multiply any, by name. groups: the layers by what they take. by_rows: layers whose
-    rows each get a range of their own in any case."""
+    """values: those whose ranges decide which bytes layers multiply, by name.
+    left: why other layers cannot multiply any, by name.
+    groups: the layers by what they take.
+    by_rows: layers whose rows each get a range of their own in any case.
+    """
 
     values: dict[str, Value]
     left: dict[str, str]

@@ -33,7 +33,8 @@ def before(step: Step, value: Value, dims: Dims) -> Found:
     """The values that may be divided in place of a step's result, each alone, and along which
     dimensions.
 
-    value: its result. dims: along which that is to be divided.
+    value: its result.
+    dims: along which that is to be divided.
     """
     source = step.arguments[0]
     is_known = isinstance(source, Value) and source.meta is not None and value.meta is not None

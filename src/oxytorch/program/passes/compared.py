@@ -34,9 +34,9 @@ from .quantized_weights import LARGEST, SMALLEST, Making
 class Compared:
     """What a layer costs, and the squares of what it takes and gives.
 
-    products: of numbers that a call of it multiplies. squares: sums over all elements, float64: of
-    what it takes, of the rounding of that, of what it gives, and of the error of that; empty for
-    layers that multiply no bytes.
+    products: of numbers that a call of it multiplies.
+    squares: sums over all elements, float64: of what it takes, of the rounding of that, of what it
+        gives, and of the error of that; empty for layers that multiply no bytes.
     """
 
     products: int

@@ -236,7 +236,8 @@ def _unsqueezed(value: Value, steps: list[Step]) -> Value:
 def why_plain(editor: Editor, step: Step, any_size: bool = False, own: bool = False) -> str:
     """Why a convolution cannot take a packed weight; empty if it can.
 
-    any_size: whether the size of its input may be unknown. own: whether the operator is ours.
+    any_size: whether the size of its input may be unknown.
+    own: whether the operator is ours.
     """
     x, weight, bias, *_ = step.arguments
     metas = [value.meta for value in (x, weight, *given_of(bias))]

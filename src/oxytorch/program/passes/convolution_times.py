@@ -46,9 +46,9 @@ BESIDE_PLAIN = "program packed convolution"
 class Convolution:
     """What the time of a convolution depends on.
 
-    size, shape: of its input and its weight. more: the padding of the result, where it is
-    transposed. takes, returns: whether what it takes and returns has torch's order, not channels
-    last.
+    size, shape: of its input and its weight.
+    more: the padding of the result, where it is transposed.
+    takes, returns: whether what it takes and returns has torch's order, not channels last.
     """
 
     size: tuple[int, ...]
@@ -228,10 +228,13 @@ def is_faster(
 ) -> bool:
     """Whether a convolution takes at most `gain` of another way's time.
 
-    All ways are timed at once, so that each is timed once, for modules and programs. name: of what
-    is asked. way, than: methods of `Ways`; of an own one and another, the other ends the parallel
-    region that kernels of ours share. swept: whether an activation follows, which our operators
-    compute in their sweep, and others do not.
+    All ways are timed at once, so that each is timed once, for modules and programs.
+
+    name: of what is asked.
+    way, than: methods of `Ways`; of an own one and another, the other ends the parallel region that
+        kernels of ours share.
+    swept: whether an activation follows, which our operators compute in their sweep, and others do
+        not.
     """
     if not measure.TIMED:
         ways = Ways(layer)

@@ -19,7 +19,8 @@ VIEWS = ("aten::view", "aten::_unsafe_view", "aten::reshape")
 class Note:
     """What a pass did with a step, or why it left it.
 
-    by: the pass. made: the targets of the steps in its place; none: others compute its results.
+    by: the pass.
+    made: the targets of the steps in its place; none: others compute its results.
     why: the reason why it stays, empty if it does not.
     """
 

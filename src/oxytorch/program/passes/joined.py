@@ -37,9 +37,10 @@ _SIZES = ("aten::size", "aten::dim")
 class _Layer:
     """A linear layer that may be joined.
 
-    after: the activation that alone takes its result, if there is one. result: what others take.
-    views: the steps that take the result, or a view of it, in another shape. is_copied: whether
-    the result is copied where it lies among others.
+    after: the activation that alone takes its result, if there is one.
+    result: what others take.
+    views: the steps that take the result, or a view of it, in another shape.
+    is_copied: whether the result is copied where it lies among others.
     """
 
     step: Step

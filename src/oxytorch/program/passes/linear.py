@@ -169,9 +169,10 @@ def is_faster(
     like this one, or of any size where that is not known.
 
     All ways to compute it are timed at once, so that each is timed once.
-    name: of what is asked. gain: the part of the other's time that it takes at most; 1 where more
-    is gained after it, by what follows in the same sweep. Of inputs of any size it is the mean,
-    which one time that others on the machine made longer does not turn.
+    name: of what is asked.
+    gain: the part of the other's time that it takes at most; 1 where more is gained after it, by
+        what follows in the same sweep. Of inputs of any size it is the mean, which one time that
+        others on the machine made longer does not turn.
     """
     ways = tuple(dict.fromkeys((*ways_of(weight), make, than)))
     rows = rows_of(known(x.shape), weight.numel())
@@ -222,7 +223,8 @@ def _listed(make: Make, values: Tensor) -> list[Call]:
 class Call:
     """A product with a weight of numbers, and with a bias, as a step.
 
-    arguments: what follows the input. constants: the values among them.
+    arguments: what follows the input.
+    constants: the values among them.
     """
 
     target: str
@@ -277,8 +279,8 @@ def within_program(
     a kernel of ours has just written, so that it lies in the caches of all threads' processors; and
     again with other weights, until no cache holds the first.
 
-    nbytes: of the weights that `make` gives products with. after: steps with the last product,
-    which are timed with it.
+    nbytes: of the weights that `make` gives products with.
+    after: steps with the last product, which are timed with it.
     """
     x, steps = Value(), Steps()
     steps.inputs.append(x)

@@ -19,8 +19,9 @@ class Place:
     """How a layer of bytes is computed with what stands around it.
 
     norm: the path of the batch normalization that is folded into its weight; "" if there is none.
-    gives: whether what it gives is rounded, because it is added to something else. activation: the
-    operator between both. is_added: whether what it takes is added to something else as rounded.
+    gives: whether what it gives is rounded, because it is added to something else.
+    activation: the operator between both.
+    is_added: whether what it takes is added to something else as rounded.
     """
 
     norm: str = ""
@@ -38,8 +39,8 @@ def places_of(
 ) -> tuple[dict[str, Place], dict[str, str]]:
     """The places of layers, by name; and why others cannot multiply bytes.
 
-    names: of the values that stand for parameters and buffers. before, folds: passes that hold for
-    all weights, and those that fold steps into convolutions.
+    names: of the values that stand for parameters and buffers.
+    before, folds: passes that hold for all weights, and those that fold steps into convolutions.
     """
     editor = Editor(steps, lasting)
     for each in before:

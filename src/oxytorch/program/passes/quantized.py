@@ -208,9 +208,11 @@ def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> dict[Value, Step]:
 def linear_of_bytes(
     step: Step, x: Value, numbers: Numbers | None, make: Making, stored: Rounded | None = None
 ) -> Step:
-    """A linear layer of bytes with a floating result; make: gets what makes its weight. numbers: of
-    x; None: x is floating. stored: the integers of its weight, where these are given; else what
-    makes them is written too."""
+    """A linear layer of bytes with a floating result; make: gets what makes its weight.
+
+    numbers: of x; None: x is floating.
+    stored: the integers of its weight, where these are given; else what makes them is written too.
+    """
     weight, bias = step.arguments[1:3]
     scale: list[Argument] = ["none", "0"]
     if numbers is not None:
@@ -227,8 +229,11 @@ def convolution_of_bytes(
     make: Making,
     stored: Rounded | None = None,
 ) -> Step:
-    """A convolution of bytes with a floating result; make: gets what makes its weight. pads: zeros
-    before and after each spatial dimension. stored: as of a linear layer."""
+    """A convolution of bytes with a floating result; make: gets what makes its weight.
+
+    pads: zeros before and after each spatial dimension.
+    stored: as of a linear layer.
+    """
     weight, bias, stride, _, dilation, _, _, groups = step.arguments[1:]
     size = weight.meta.shape
     arguments = [

@@ -28,8 +28,8 @@ class Numbers:
 class Layer:
     """How a layer is computed with bytes.
 
-    input: which bytes it takes; None rounds each row by its own largest magnitude. output: those
-    that it gives where these are added to something else; None: floating point.
+    input: which bytes it takes; None rounds each row by its own largest magnitude.
+    output: those that it gives where these are added to something else; None: floating point.
     """
 
     input: Numbers | None
@@ -41,8 +41,9 @@ class Smoothing:
     """Layers that take one value, each channel of which is divided by a factor, while their weights
     are multiplied.
 
-    layers: all that take it, by name. alpha: how much of the range of activations moved into the
-    weights, 0 to 1. factors: one a channel; none: it is left as it is, for the reason `why`.
+    layers: all that take it, by name.
+    alpha: how much of the range of activations moved into the weights, 0 to 1.
+    factors: one a channel; none: it is left as it is, for the reason `why`.
     input: the bytes of the divided value.
     """
 
@@ -55,8 +56,10 @@ class Smoothing:
 
 @dataclass(frozen=True)
 class Layers:
-    """by_name: how layers are computed. smoothing: what is divided before they are. only_faster:
-    whether layers are of bytes only where that is faster."""
+    """by_name: how layers are computed.
+    smoothing: what is divided before they are.
+    only_faster: whether layers are of bytes only where that is faster.
+    """
 
     by_name: Mapping[str, Layer]
     smoothing: tuple[Smoothing, ...] = ()
@@ -65,27 +68,35 @@ class Layers:
 
 @dataclass(frozen=True)
 class Quantization:
-    """layers: those that multiply bytes. names: of the values that stand for parameters. slower:
-    gets why layers that were timed had better be floating, empty for others, by name; recurrent
-    ones are so in this program already, and in further ones."""
+    """layers: those that multiply bytes.
+    names: of the values that stand for parameters.
+    slower: gets why layers that were timed had better be floating, empty for others, by name.
+    pays: gets whether recurrent layers that were timed are of bytes, in this program and in further
+        ones.
+    """
 
     layers: Layers
     names: Mapping[Value, str]
     slower: dict[str, str] = field(default_factory=dict)
+    pays: dict[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """layers: those that multiply bytes. names: returns those of parameters, by their
-    identities. slower: see `Quantization`."""
+    """layers: those that multiply bytes.
+    names: returns those of parameters, by their identities.
+    slower, pays: see `Quantization`.
+    """
 
     layers: Layers
     names: Callable[[], Mapping[int, str]]
     slower: dict[str, str] = field(default_factory=dict)
+    pays: dict[str, bool] = field(default_factory=dict)
 
     def of(self, values: Sequence[Value], tensors: Sequence[torch.Tensor]) -> Quantization:
         """The same of a program. values: those that stand for tensors."""
-        return Quantization(self.layers, named(values, tensors, self.names()), self.slower)
+        names = named(values, tensors, self.names())
+        return Quantization(self.layers, names, self.slower, self.pays)
 
 
 def named(

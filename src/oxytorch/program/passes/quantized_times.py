@@ -44,8 +44,12 @@ _WIDTH, _TURNS = 512, 16
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a layer. floating: by its fastest floating way. inner, outer: of bytes that are
-    given, with a result of bytes, and of numbers; where rows are rounded, that is part of both."""
+    """Seconds of a layer.
+
+    floating: by its fastest floating way.
+    inner, outer: of bytes that are given, with a result of bytes, and of numbers; where rows are
+        rounded, that is part of both.
+    """
 
     floating: float
     inner: float
@@ -66,8 +70,9 @@ def slower(
     """The layers that are clearly faster in floating point, with the times as a reason; none
     where all of them together would gain too little of the time of the layers to be seen.
 
-    editor: of a program with layers of bytes. times: of the layers as they were. by_panels: those
-    by the panels of their weights.
+    editor: of a program with layers of bytes.
+    times: of the layers as they were.
+    by_panels: those by the panels of their weights.
     """
     found, gained, total = {}, 0.0, 0.0
     for step in editor.steps.steps:

@@ -39,8 +39,9 @@ SLOWER = "floating point is as fast here"
 class Recurrent:
     """What a step computes.
 
-    x: [steps, batch, features], or [batch, steps, features] if batch_first. states: h and, of an
-    LSTM, c, each [batch, hidden] if is_one, else [directions of all layers, batch, hidden].
+    x: [steps, batch, features], or [batch, steps, features] if batch_first.
+    states: h and, of an LSTM, c, each [batch, hidden] if is_one, else [directions of all layers,
+        batch, hidden].
     weights: of each direction of a layer: input's, hidden state's, and two biases or none.
     direction: "forward", "reverse" or "both".
     """
@@ -132,11 +133,11 @@ def quantize(editor: Editor, quantization: Quantization) -> None:
             chosen.setdefault(name, []).append(layer)
     packed: dict[Value, list[Argument]] = {}
     for name, layers in chosen.items():
-        if quantization.layers.only_faster and name not in quantization.slower:
-            quantization.slower[name] = "" if all(map(pays, layers)) else SLOWER
-        if quantization.layers.only_faster and quantization.slower[name]:
+        if quantization.layers.only_faster and name not in quantization.pays:
+            quantization.pays[name] = all(map(pays, layers))
+        if quantization.layers.only_faster and not quantization.pays[name]:
             for layer in layers:
-                editor.leave(layer.step, quantization.slower[name])
+                editor.leave(layer.step, SLOWER)
             continue
         for layer in layers:
             make = Making(editor.steps.constants)

@@ -41,9 +41,12 @@ _BIAS = {"oxytorch::layer_norm": 2, "oxytorch::add_layer_norm": 3, NORM: 2}
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that take the same value, by name. channels: of the value. calls: for each of them its
-    weight, and the geometry of a convolution. why: why that value cannot be divided; empty if it
-    can."""
+    """Layers that take the same value, by name.
+
+    channels: of the value.
+    calls: for each of them its weight, and the geometry of a convolution.
+    why: why that value cannot be divided; empty if it can.
+    """
 
     layers: tuple[str, ...]
     channels: int
@@ -55,7 +58,8 @@ class Group:
 class _Place:
     """A value whose channels can be divided: by a step that makes it, for what takes it.
 
-    takers: the steps that get the divided value. is_shared: whether others take it as it is.
+    takers: the steps that get the divided value.
+    is_shared: whether others take it as it is.
     """
 
     maker: Step

@@ -18,7 +18,8 @@ from .types import number_of
 def condition(inputs: Sequence[Any], samples: Sequence[Any], metas: Metas) -> Any:
     """The graph of a function of the inputs which tells whether the changed graph may run.
 
-    inputs: of the graph, without the module. samples: what each was taken to be.
+    inputs: of the graph, without the module.
+    samples: what each was taken to be.
     metas: what was found for them; it is not to be asked for more afterwards.
 
     Raises CaptureError where TorchScript cannot compute it.

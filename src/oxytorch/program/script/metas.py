@@ -64,8 +64,8 @@ class Number:
 class Metas:
     """What is known of the values of a graph.
 
-    dynamic: whether sizes of inputs may vary. varied: whether an input's first size is taken to
-    vary also where the sample has 1 there.
+    dynamic: whether sizes of inputs may vary.
+    varied: whether an input's first size is taken to vary also where the sample has 1 there.
     symbols: of each size that may vary, the symbol, with the input's place and the dimension.
     reasons: why results of operators are not known, by number.
     """

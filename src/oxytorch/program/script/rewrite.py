@@ -40,7 +40,9 @@ class Outcome:
 
 
 def rewrite(graph: Any, metas: Metas, layouts: bool) -> Outcome:
-    """Change a graph so that it runs faster. metas: what is known of its values.
+    """Change a graph so that it runs faster.
+
+    metas: what is known of its values.
 
     layouts: whether convolutions may be given another order in memory.
     """

@@ -38,9 +38,11 @@ class Stretch(Capture):
     A node of which something is not known, or which a program cannot hold, is a step that no pass
     knows, with what it takes and makes.
 
-    nodes: of the stretch. kept: nodes that steps stand for, by number. sources: what values stand
-    for. taken_outside: the values of the graph that others take, in the order of the steps'
-    outputs. why_kept: for each operator that no pass sees, the reason.
+    nodes: of the stretch.
+    kept: nodes that steps stand for, by number.
+    sources: what values stand for.
+    taken_outside: the values of the graph that others take, in the order of the steps' outputs.
+    why_kept: for each operator that no pass sees, the reason.
     """
 
     def __init__(self, nodes: Sequence[Any], metas: Metas) -> None:

@@ -42,7 +42,8 @@ class Scheme:
     """Reads the weights of one `quantization_config`.
 
     suffixes: names of the tensors that stand for a weight, after the module's path; the first tells
-    that a module is quantized. ignored: ends of names of tensors that are not needed.
+        that a module is quantized.
+    ignored: ends of names of tensors that are not needed.
     """
 
     suffixes: Sequence[str] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Hashable, Iterable, Sized
+from collections.abc import Iterable, Sized
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from ...optimize import explain, optimize_in_place, tune
 from ...optimize.context import Context
 from ...optimize.sample import Sample
 from ...program.families import Programs
+from ...program.inputs import ModuleCall
 from ...program.passes.quantized_layers import Layers, Quantized
 from ...program.passes.recurrent import SLOWER
 from ...program.replay import Replay
@@ -58,22 +59,23 @@ class QuantizedReplay(Replay):
     def __init__(self, module: nn.Module, recipe: Recipe) -> None:
         self.recipe = recipe
         self.layers = recipe.chosen()
-        self._timed: dict[str, str] = {}
+        self._timed: dict[str, str] = {}  # what `Quantization.slower` says
+        self._pays: dict[str, bool] = {}
         super().__init__(module)
 
     def _new_builder(self) -> Programs:
         names = partial(names_of, self.module)
-        return Programs(Quantized(self.recipe.chosen(), names, self._timed))
+        return Programs(Quantized(self.recipe.chosen(), names, self._timed, self._pays))
 
     @property
     def slower(self) -> dict[str, str]:
         """Why layers that are of bytes seemed slower so, by name."""
-        return {name: why for name, why in self._timed.items() if why not in ("", SLOWER)}
+        return {name: why for name, why in self._timed.items() if why}
 
     def settle(self) -> None:
         """Keep what the times of the first program decided, for those of other sizes."""
-        if self._timed:
-            floating = [name for name, why in self._timed.items() if why == SLOWER]
+        if self._timed or self._pays:
+            floating = [name for name, pays in self._pays.items() if not pays]
             self.recipe = self.recipe.with_slower(dict.fromkeys(floating, SLOWER))
             self.layers = self.recipe.chosen()
 
@@ -82,22 +84,23 @@ class QuantizedReplay(Replay):
             warnings.warn(TRACED, stacklevel=2)
         return super()._run_stock(args, kwargs)
 
-    def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_new(self, call: ModuleCall) -> Any:
+        form = call.form
         if form in self._refused or self._is_special():
-            return self.forward(*args, **kwargs)
+            return self.forward(*call.args, **call.kwargs)
         if self._programs and form not in self._programs and self._may_try():
-            self._shared(form, args, kwargs)  # of which a proof for further sizes is tried
+            self._shared(call)  # of which a proof for further sizes is tried
             if self._programs.get(form):
-                return self(*args, **kwargs)
+                return self(*call.args, **call.kwargs)
         try:
-            self.prepare(args, kwargs)
+            self.prepare(call.args, call.kwargs)
         except CaptureError as error:
             self._refused[form] = str(error)
-            return self.forward(*args, **kwargs)
-        return self(*args, **kwargs)
+            return self.forward(*call.args, **call.kwargs)
+        return self(*call.args, **call.kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"recipe": self.recipe, "layers": self.layers, "_timed": self._timed}
+        own = {name: self.__dict__[name] for name in ("recipe", "layers", "_timed", "_pays")}
         return {**super().__getstate__(), **own}
 
 

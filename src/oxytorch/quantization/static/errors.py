@@ -39,8 +39,9 @@ class LayerError:
     """One layer: how it is computed ("static", "dynamic" or "float"), and how well.
 
     sqnr: decibels by which the squares of what it gives are larger than those of its error, if it
-    alone was computed so; input_sqnr: the same of rounding what it takes. None for "float".
-    products: of numbers, that it multiplies in all calls. why: why it is "float", if it has to be.
+        alone was computed so; input_sqnr: the same of rounding what it takes. None for "float".
+    products: of numbers, that it multiplies in all calls.
+    why: why it is "float", if it has to be.
     """
 
     module: str
@@ -55,7 +56,8 @@ class LayerError:
 class ErrorReport:
     """The account of one `report` call. `str(report)` is for people, `as_dict()` for programs.
 
-    layers: the worst first. sqnr, cosine: of what the whole model returns, in all calls.
+    layers: the worst first.
+    sqnr, cosine: of what the whole model returns, in all calls.
     original_seconds, quantized_seconds: of a call with the first data, None where not asked for.
     """
 

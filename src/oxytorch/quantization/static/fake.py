@@ -90,7 +90,11 @@ class Shared:
 
 @dataclass
 class Range:
-    """The range of an activation. name: of the point. numbers: the bytes, once it is known."""
+    """The range of an activation.
+
+    name: of the point.
+    numbers: the bytes, once it is known.
+    """
 
     name: str
     observer: Observer
@@ -124,9 +128,12 @@ class Range:
 class FakeLayer(OwnSignature):
     """Stands in for the forward of a linear layer or convolution, with rounded numbers.
 
-    place: how it stands among others. compute: as in a recipe, "static" or "dynamic". input,
-    output: the ranges of what it takes, and of what it gives, None where that is not rounded.
-    norm: the batch normalization that is folded into its weight. calls: how often it ran.
+    place: how it stands among others.
+    compute: as in a recipe, "static" or "dynamic".
+    input, output: the ranges of what it takes, and of what it gives, None where that is not
+        rounded.
+    norm: the batch normalization that is folded into its weight.
+    calls: how often it ran.
     """
 
     def __init__(self, module: nn.Module, place: Place, compute: str, shared: Shared) -> None:

@@ -142,8 +142,10 @@ def check_preparable(caller: str, model: nn.Module, config: Int8StaticActivation
 class Observations:
     """What was seen of the activations of a model, which tells how its layers are computed.
 
-    module: the model. config: its. example_inputs: arguments of a call. layers: why each layer
-    cannot multiply integers, empty if it can, by name.
+    module: the model.
+    config: its.
+    example_inputs: arguments of a call.
+    layers: why each layer cannot multiply integers, empty if it can, by name.
     """
 
     module: nn.Module
@@ -167,8 +169,8 @@ class Observations:
 class Calibration(AroundForward, Observations):
     """Stands around the forward of a prepared model, and looks at what layers take.
 
-    calls: those that were seen. groups: why what layers take cannot be divided, empty if it can, by
-    the names of all of them.
+    calls: those that were seen.
+    groups: why what layers take cannot be divided, empty if it can, by the names of all of them.
     """
 
     def __init__(

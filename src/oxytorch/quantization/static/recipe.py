@@ -26,8 +26,9 @@ class LayerRecipe:
     """How one layer is computed; compute: a key of COMPUTE.
 
     input, output: the bytes of what it takes, and of what it gives where that is added to something
-    else, if calibration saw them. why: the reason why it is "float", if it has to be. note: what
-    else a reader should know; it changes nothing.
+        else, if calibration saw them.
+    why: the reason why it is "float", if it has to be.
+    note: what else a reader should know; it changes nothing.
     """
 
     compute: str
@@ -41,10 +42,11 @@ class LayerRecipe:
 class Recipe:
     """How the layers of a model are computed.
 
-    model: the class of the model. layers: by the path of the module that holds the weight.
+    model: the class of the model.
+    layers: by the path of the module that holds the weight.
     smoothing: what is divided before layers take it; without one, layers take what they took.
     only_faster: whether layers are timed by `convert`, and stay floating where the model is faster
-    so.
+        so.
     """
 
     model: str
@@ -74,9 +76,11 @@ class Recipe:
     def set(self, names: str, compute: str) -> Recipe:
         """A recipe in which layers are computed in another way.
 
-        names: of a layer or of a module with layers below it; * matches anything. compute:
-        "static", "dynamic" or "float". Raises TypeError where names are no text, and ValueError
-        where no layer has such a name, or one cannot be computed so.
+        names: of a layer or of a module with layers below it; * matches anything.
+        compute: "static", "dynamic" or "float".
+
+        Raises TypeError where names are no text, and ValueError where no layer has such a name, or
+        one cannot be computed so.
         """
         if not isinstance(names, str):
             raise TypeError(

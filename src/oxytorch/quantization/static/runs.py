@@ -28,7 +28,8 @@ _Program = TypeVar("_Program", bound=Shows[Any])
 class Runs(Generic[_Program]):
     """Programs of the calls of a model, each made at the first call of its form.
 
-    own: the model's own code. make: makes a program of a run.
+    own: the model's own code.
+    make: makes a program of a run.
     """
 
     def __init__(self, own: Callable[..., Any], make: Callable[[Run], _Program]) -> None:

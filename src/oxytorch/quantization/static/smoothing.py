@@ -111,7 +111,8 @@ class Smoother:
     ) -> Smoothing:
         """The factors with the least squared error of what layers give, or why there are none.
 
-        layers: their names; calls: their weights. observer, symmetric: of the configuration.
+        layers: their names; calls: their weights.
+        observer, symmetric: of the configuration.
         """
         if not self._halves:
             return Smoothing(layers, why="calibration saw no input of it")

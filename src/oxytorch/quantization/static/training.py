@@ -65,19 +65,7 @@ def prepare_qat(
     """
     if config is None:
         config = Int8StaticActivationInt8Weight(observer="moving_average")
-    check_preparable("prepare_qat", model, config)
-    if calibration_of(model) is not None:
-        raise ValueError(
-            "prepare_qat: expected a model as it is, got one that was prepared; give recipe_of(it) "
-            "with the model that it was made of"
-        )
-    if recipe is not None and not isinstance(recipe, Recipe):
-        raise TypeError(f"prepare_qat: expected recipe to be a Recipe, got {type(recipe).__name__}")
-    if config.smooth or (recipe is not None and recipe.chosen().smoothing):
-        raise ValueError(
-            "prepare_qat: expected a config and a recipe without smoothing, as training adapts the "
-            "weights itself, got one with"
-        )
+    _check_trainable(model, config, recipe)
     result = copied(model, "prepare_qat")
     Separation(model)(result)
     modes = {module: module.training for module in result.modules()}
@@ -98,6 +86,24 @@ def prepare_qat(
     for module, mode in modes.items():
         module.training = mode
     return result
+
+
+def _check_trainable(
+    model: nn.Module, config: Int8StaticActivationInt8Weight, recipe: Recipe | None
+) -> None:
+    check_preparable("prepare_qat", model, config)
+    if calibration_of(model) is not None:
+        raise ValueError(
+            "prepare_qat: expected a model as it is, got one that was prepared; give recipe_of(it) "
+            "with the model that it was made of"
+        )
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise TypeError(f"prepare_qat: expected recipe to be a Recipe, got {type(recipe).__name__}")
+    if config.smooth or (recipe is not None and recipe.chosen().smoothing):
+        raise ValueError(
+            "prepare_qat: expected a config and a recipe without smoothing, as training adapts the "
+            "weights itself, got one with"
+        )
 
 
 def _places(model: nn.Module, sample: Sample) -> tuple[dict[str, Place], dict[str, str]]:
@@ -140,7 +146,8 @@ def _training_of(model: nn.Module, caller: str) -> Training:
 class Training(Observations):
     """Fake quantization of the layers of a model, which it puts in place of their forwards.
 
-    places, left: of `program.passes.places`. shared: what is frozen.
+    places, left: of `program.passes.places`.
+    shared: what is frozen.
     """
 
     def __init__(

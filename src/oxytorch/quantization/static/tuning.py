@@ -41,10 +41,11 @@ _ROWS = "rows"
 class Trial:
     """One model that was evaluated.
 
-    ranges: where the ranges of activations are from. floating, dynamic: the layers that were left
-    in floating point, and rounded row by row. int8_share: the part of the products that are of
-    integers. score: what `evaluate` gave, None where that was no number; loss: against the
-    original. seconds: of making the model and evaluating it.
+    ranges: where the ranges of activations are from.
+    floating, dynamic: the layers that were left in floating point, and rounded row by row.
+    int8_share: the part of the products that are of integers.
+    score: what `evaluate` gave, None where that was no number; loss: against the original.
+    seconds: of making the model and evaluating it.
     """
 
     ranges: str
@@ -61,9 +62,12 @@ class Trial:
 class Autotuned(Generic[_Model]):
     """What `autotune` found. `str(result)` is for people, `as_dict()` for programs.
 
-    model: the converted model. recipe: how its layers are computed. baseline: the score of the
-    original. trials: in the order in which they were made. order: all layers with the errors that
-    decide in which order they are left in floating point, the most sensitive first.
+    model: the converted model.
+    recipe: how its layers are computed.
+    baseline: the score of the original.
+    trials: in the order in which they were made.
+    order: all layers with the errors that decide in which order they are left in floating point,
+        the most sensitive first.
     is_complete: whether the search ended before its trials did.
     """
 
@@ -165,19 +169,17 @@ def autotune(
         "settings": f"{config}, dtype={dtype}",
     }
     known = opened(path, identity)
-    tuner = _Tuner(
-        model,
-        data,
-        evaluate,
-        max_loss,
-        absolute,
-        config,
-        dtype,
-        most_trials,
-        known,
-        shown(progress),
-    )
-    return tuner.tuned()
+    limits = _Limits(max_loss, absolute, most_trials)
+    return _Tuner(model, data, evaluate, limits, config, dtype, known, shown(progress)).tuned()
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What `autotune` may lose and do, in its words."""
+
+    max_loss: float
+    absolute: bool
+    most_trials: int
 
 
 class _Tuner(Generic[_Model]):
@@ -188,17 +190,14 @@ class _Tuner(Generic[_Model]):
         model: _Model,
         data: Sequence[Any],
         evaluate: Callable[[nn.Module], float],
-        max_loss: float,
-        absolute: bool,
+        limits: _Limits,
         config: Int8StaticActivationInt8Weight,
         dtype: torch.dtype | None,
-        most_trials: int,
         known: Known,
         show: Progress,
     ) -> None:
         self._model, self._data, self._evaluate = model, data, evaluate
-        self._max_loss, self._absolute = max_loss, absolute
-        self._config, self._dtype, self._most = config, dtype, most_trials
+        self._limits, self._config, self._dtype = limits, config, dtype
         self._known, self._show = known, show
         self._trials: list[Trial] = []
         self._last: tuple[Recipe, _Model] | None = None
@@ -224,13 +223,13 @@ class _Tuner(Generic[_Model]):
             self._last = recipe, self._converted(recipe)
         model = self._last[1]
         return Autotuned(
-            model, recipe_of(model), baseline, self._max_loss, self._absolute, self._trials,
-            errors, self._is_complete,
+            model, recipe_of(model), baseline, self._limits.max_loss, self._limits.absolute,
+            self._trials, errors, self._is_complete,
         )  # fmt: skip
 
     def _baseline(self) -> float:
         if self._known.baseline is None:
-            self._show(0, self._most, "the original")
+            self._show(0, self._limits.most_trials, "the original")
             found = self._scored(self._model)
             if found is None:
                 raise ValueError(
@@ -239,7 +238,7 @@ class _Tuner(Generic[_Model]):
                 )
             self._known.baseline = found
             self._known.save()
-        if self._known.baseline == 0 and not self._absolute:
+        if self._known.baseline == 0 and not self._limits.absolute:
             raise ValueError(
                 "autotune: expected a score of the original model other than 0 for a relative "
                 "max_loss, got 0; pass absolute=True"
@@ -288,7 +287,7 @@ class _Tuner(Generic[_Model]):
             config = replace(self._config, observer=observer, smooth=True)
             if config != self._config:
                 name = f"{observer}, smoothed"
-                self._show(len(self._trials), self._most, f"ranges: {name}")
+                self._show(len(self._trials), self._limits.most_trials, f"ranges: {name}")
                 other = self._recipe(name, config)
                 found.append((other, self._errors(name, other)))
         best = _joined(found)
@@ -337,7 +336,7 @@ class _Tuner(Generic[_Model]):
 
     def _tried(self, recipe: Recipe, ranges: str, errors: Sequence[LayerError]) -> Trial | None:
         """The trial of a recipe; None where there were as many as may be."""
-        if len(self._trials) >= self._most:
+        if len(self._trials) >= self._limits.most_trials:
             self._is_complete = False
             return None
         floating, dynamic = (
@@ -347,7 +346,7 @@ class _Tuner(Generic[_Model]):
         key = f"{ranges}; float: {', '.join(floating)}; dynamic: {', '.join(dynamic)}"
         if key not in self._known.scores:
             kept = f"{len(floating)} layers floating, {len(dynamic)} dynamic"
-            self._show(len(self._trials), self._most, kept)
+            self._show(len(self._trials), self._limits.most_trials, kept)
             began = time.perf_counter()
             self._last = recipe, self._converted(recipe)
             score = self._scored(self._last[1])
@@ -360,7 +359,7 @@ class _Tuner(Generic[_Model]):
              if e.module in recipe.layers]
         )  # fmt: skip
         trial = Trial(
-            ranges, floating, dynamic, share, score, loss, loss <= self._max_loss, seconds
+            ranges, floating, dynamic, share, score, loss, loss <= self._limits.max_loss, seconds
         )
         self._trials.append(trial)
         return trial
@@ -373,7 +372,7 @@ class _Tuner(Generic[_Model]):
         assert baseline is not None
         if score is None:
             return math.inf
-        return (baseline - score) / (1.0 if self._absolute else abs(baseline))
+        return (baseline - score) / (1.0 if self._limits.absolute else abs(baseline))
 
 
 def fewest(most: int, is_enough: Callable[[int], bool]) -> int:

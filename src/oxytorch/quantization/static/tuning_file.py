@@ -27,10 +27,10 @@ _KEYS = {"baseline", "recipes", "errors", "scores"}
 class Known:
     """What is known of a search.
 
-    path: of the file; None keeps it in memory alone. identity: what has to be the same to go on:
-    the model, the data and the settings, by name. baseline: the score of the original. recipes and
-    errors: by what they are called. scores, of trials by what was tried: None where it was no
-    number, and the seconds that each took.
+    path: of the file; None keeps it in memory alone.
+    identity: what has to be the same to go on: the model, the data and the settings, by name.
+    baseline: the score of the original. recipes and errors: by what they are called. scores, of
+        trials by what was tried: None where it was no number, and the seconds that each took.
     """
 
     path: Path | None

@@ -27,12 +27,17 @@ class Dialect:
     """How a target writes expressions, over elements or over the float64 of constants.
 
     over_elements: `where` chooses there, and Python's own choices, `and`, `or` and powers only in
-    constants. literal: writes a number. calls: names of functions, of `**` and of `**0.5` too.
-    value: the type of a local variable. operators: functions that stand for operators; others are
-    written as they are. choice: the two values of which a condition chooses one. both, either: of
-    conditions. division_by_scalar: because dividing by a scalar may be cheaper and as exact, with
-    `<name>_inverse` at hand if keeps_inverses. statements: of an assignment, and what stands before
-    the first branch of a choice by a flag, between the branches and at the end.
+        constants.
+    literal: writes a number.
+    calls: names of functions, of `**` and of `**0.5` too.
+    value: the type of a local variable.
+    operators: functions that stand for operators; others are written as they are.
+    choice: the two values of which a condition chooses one.
+    both, either: of conditions.
+    division_by_scalar: because dividing by a scalar may be cheaper and as exact, with
+        `<name>_inverse` at hand if keeps_inverses.
+    statements: of an assignment, and what stands before the first branch of a choice by a flag,
+        between the branches and at the end.
     """
 
     over_elements: bool
@@ -59,7 +64,8 @@ class Helper:
 class Expression:
     """Writes expressions.
 
-    used: names that occur. divisors: scalars that are divided by and need an inverse.
+    used: names that occur.
+    divisors: scalars that are divided by and need an inverse.
     """
 
     def __init__(

@@ -68,8 +68,10 @@ class Rule:
     """An update, or the reduction before it, over operands, scalars and flags of its optimizer.
 
     Operands are in the order of the update's arguments, the others in that of the constants; flags
-    are those that a rule of the optimizer asks for. magnitudes: the operands that are never
-    negative. results: what the function returns.
+    are those that a rule of the optimizer asks for.
+
+    magnitudes: the operands that are never negative.
+    results: what the function returns.
     """
 
     name: str
@@ -127,7 +129,8 @@ class Family:
     """An optimizer.
 
     hyper: the hyper-parameters and their types, in the order of `<rule>_constants`, without the
-    step, which it takes if has_step. constants: the scalars and flags that it makes of them.
+        step, which it takes if has_step.
+    constants: the scalars and flags that it makes of them.
     rules: the update, and before it the reduction of an optimizer that needs norms.
     """
 

@@ -7,14 +7,14 @@ from torch import nn
 from .replay import Replay
 
 
-def calls_told(model: nn.Module) -> list[str]:
+def call_report(model: nn.Module) -> list[str]:
     """Which calls its programs serve, and why no others; nothing if it has none."""
     forwards = (module.__dict__.get("forward") for module in model.modules())
-    return [line for own in forwards if isinstance(own, Replay) for line in _told(own)]
+    return [line for own in forwards if isinstance(own, Replay) for line in _lines(own)]
 
 
-def _told(replay: Replay) -> list[str]:
+def _lines(replay: Replay) -> list[str]:
     forms = len(replay._programs)
-    lines = [f"programs for {forms} form{'s' * (forms != 1)} of call", *replay._builder.told()]
+    lines = [f"programs for {forms} form{'s' * (forms != 1)} of call", *replay._builder.in_words()]
     refused = dict.fromkeys(replay._refused.copy().values())
     return [*lines, *(f"a form of call has no program: {why}" for why in refused)]
