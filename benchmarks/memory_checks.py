@@ -4,10 +4,11 @@
     python benchmarks/memory_checks.py CHECK MODE
 
 CHECK is the name of a function below without `c_`, MODE native or expandable (torch's allocator),
-ours, ours-native or ours-expandable (`oxytorch.memory.use`); for `cpu` and `cpu_bert` default,
-ours-cpu or mallopt (of the first). N is the number of steps of `vary`, LIMIT the GiB that it may
-hold, DET=1 asks for
-deterministic kernels. Prints one line of JSON.
+ours, ours-native or ours-expandable (`oxytorch.memory.use`); for those that begin with
+`cpu` default, ours-cpu or mallopt (`cpu` alone). N is the number of steps of `vary`, LIMIT the GiB
+that it may
+hold, PAGE the MiB of a page of `driver`; DET=1 asks for deterministic kernels. Prints one line of
+JSON.
 """
 
 import ctypes
@@ -19,7 +20,13 @@ import threading
 import time
 import traceback
 
-check, mode = sys.argv[1], sys.argv[2]
+MODES = (
+    *("native", "expandable", "ours", "ours-native", "ours-expandable"),
+    *("default", "ours-cpu", "mallopt"),
+)
+if len(sys.argv) != 3 or sys.argv[2] not in MODES:
+    sys.exit(f"{__doc__.strip()}\n\nMODE is one of {', '.join(MODES)}")
+check, mode = sys.argv[1:]
 if mode == "expandable":
     os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = (
         "expandable_segments:True"
@@ -224,11 +231,11 @@ def c_driver():
         f("allocate", Z, P),
         f("release", P, Z),
     )
-    pg = t.granularity
-    out["granularity"] = pg
-    n = 1024
+    pg = int(os.environ.get("PAGE", t.granularity >> 20)) << 20
+    out["page"] = pg
+    n = 2048 * t.granularity // pg
     base = P()
-    assert reserve(None if t.context is None else t.context, 0, 8 * n * pg, C.byref(base)) == 0
+    assert reserve(None if t.context is None else t.context, 0, 2 * n * pg, C.byref(base)) == 0
     ctx = t.context
     hs = []
 
@@ -507,6 +514,36 @@ def c_pool():
     out["after"] = memory.memory_reserved()
 
 
+def c_cpu_train():
+    # what the process holds while it trains with other lengths in each step
+    import resource
+
+    if mode == "ours-cpu":
+        memory.use("cpu")
+    torch.manual_seed(0)
+    layers = [nn.TransformerEncoderLayer(256, 4, 1024, 0.0, batch_first=True) for _ in range(4)]
+    m = nn.Sequential(*layers)
+    o = torch.optim.AdamW(m.parameters())
+    r = random.Random(3)
+    for _ in range(24):
+        length, batch = r.randrange(64, 512), r.choice([2, 4, 8])
+        o.zero_grad()
+        m(torch.randn(batch, length, 256)).square().mean().backward()
+        o.step()
+
+    def held():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
+
+    out["peak_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    out["rss_mb"] = held()
+    if mode == "ours-cpu":
+        out["allocated_mb"] = memory.max_memory_allocated("cpu") >> 20
+        out["reserved_mb"] = memory.max_memory_reserved("cpu") >> 20
+        memory.empty_cache("cpu")
+        out["rss_after_empty_cache_mb"] = held()
+
+
 def c_cpu_bert():
     # tensors of about the size from which use("cpu") serves them, after optimize
     import transformers
@@ -549,6 +586,9 @@ def c_stats():
             out["second_use"] = str(e)
 
 
+if "c_" + check not in globals():
+    names = sorted(name[2:] for name in globals() if name.startswith("c_"))
+    sys.exit(f"CHECK: expected one of {', '.join(names)}, got {check}")
 try:
     globals()["c_" + check]()
 except BaseException as e:

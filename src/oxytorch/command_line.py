@@ -36,6 +36,11 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def printable(text: str) -> str:
+    """A line with characters that a terminal would obey, or cannot show, as escapes."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 def checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
     """A reader whose ValueError argparse shows."""
 

@@ -125,6 +125,9 @@ class Model:
         assert states.count("active_allocated") == len(self.live)
         size = sum(block["size"] for block in blocks if block["state"] != "inactive")
         assert size == stats["active_bytes.all.current"]
+        for kind in ("small", "large"):
+            count = sum(segment["segment_type"] == kind for segment in segments)
+            assert stats[f"segment.{kind}_pool.current"] == count
         for segment in segments:
             at = segment["address"]
             for block in segment["blocks"]:

@@ -67,12 +67,104 @@ def test_null_arguments_are_errors() -> None:
     fake.end()
 
 
+def test_null_is_an_error_wherever_a_pointer_is_wanted() -> None:
+    library = _core.library()
+    fake = _core.Fake(64 * MiB)
+    allocator = _core.Allocator(fake.table, "mapped")
+    none, place = ctypes.c_void_p(None), ctypes.c_uint64()
+    here, table, size = ctypes.byref(place), ctypes.byref(_core.Source()), ctypes.c_size_t(512)
+    pair = (ctypes.c_uint64 * 2)(0, 1)
+    takes = _core.TAKES(lambda argument, stream: 1)
+    calls = {
+        "allocate": (0, size, none, here),
+        "free": (here,),
+        "record_stream": (here, none),
+        "find": (here, here, here),
+        "empty_cache": (-1,),
+        "set_limit": (0, size),
+        "info": (0, here, here),
+        "begin_pool": (0, pair, takes, none),
+        "end_pool": (0, pair),
+        "release_pool": (0, pair),
+        "reset_peaks": (0,),
+        "reset_accumulated": (0,),
+        "snapshot": (0, none, size, here),
+        "report": (0, size, none, size, here),
+        "listen": (none, none),
+        "run": (0, here, size, here, size, here, none),
+    }
+    for name, arguments in calls.items():
+        assert getattr(library, f"oxytorch_memory_{name}")(none, *arguments) == 3, name
+        assert library.oxytorch_memory_error() == b"expected an allocator, got null", name
+    assert library.oxytorch_memory_statistics(none, 0, none, 0) == 0
+    library.oxytorch_memory_destroy(none)
+    handle = allocator.handle
+    for name, *arguments in (
+        ("find", here, none, here),
+        ("find", here, here, none),
+        ("info", 0, none, here),
+        ("begin_pool", 0, none, takes, none),
+        ("begin_pool", 0, pair, none, none),
+        ("end_pool", 0, none),
+        ("release_pool", 0, none),
+        ("snapshot", 0, none, size, none),
+        ("run", 0, none, size, here, size, here, none),
+        ("run", 0, here, size, none, size, here, none),
+        ("run", 0, here, size, here, size, none, none),
+    ):
+        assert getattr(library, f"oxytorch_memory_{name}")(handle, *arguments) == 3, name
+        assert b", got null" in library.oxytorch_memory_error(), name
+    assert library.oxytorch_memory_empty_cache(handle, -2) == 3
+    assert library.oxytorch_memory_statistics(handle, 0, none, 1000) > 0
+    for name, *arguments in (
+        ("host_source", none),
+        ("cuda_source", none),
+        ("sycl_source", none, none, 1, table),
+        ("sycl_source", b"absent.so", none, -1, table),
+        ("sycl_give", table, 0, here),
+        ("pinned_source", none, table),
+        ("pinned_source", table, none),
+        ("fake_source", none, table),
+        ("fake_count", table, here),
+        ("fake_fail", none, ctypes.c_uint64(1)),
+    ):
+        assert getattr(library, f"oxytorch_memory_{name}")(*arguments) == 3, name
+    library.oxytorch_memory_fake_end(none)
+    assert library.oxytorch_memory_fake_mistake(none) == b""
+    assert library.oxytorch_memory_fake_page(ctypes.byref(fake.table), 7, none) == 0
+    allocator.close()
+    fake.end()
+
+
+def test_tables_that_no_policy_can_use_are_errors() -> None:
+    library = _core.library()
+    fake = _core.Fake(64 * MiB)
+
+    def error_of(policy: int, **changes: object) -> str:
+        table = _core.Source.from_buffer_copy(fake.table)
+        for name, value in changes.items():
+            setattr(table, name, value)
+        assert not library.oxytorch_memory_create(ctypes.byref(table), policy)
+        return library.oxytorch_memory_error().decode()
+
+    assert "a name" in error_of(1, name=None, granularity=0)
+    for granularity in (3, 1000, 1 << 63):
+        assert "a granularity of at most 1 GiB" in error_of(1, granularity=granularity)
+    assert "query, wait and forget" in error_of(0, query=None)
+    assert "at most 1024" in error_of(0, devices=(1 << 31) - 1)
+    fake.end()
+
+
 def test_limits_are_numbers_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     made = torch_allocator.Installed("cpu", "native", None, None, True)  # type: ignore[arg-type]
     monkeypatch.setitem(torch_allocator._installed, "cpu", made)
     for size in (-1, 1 << 63, (1 << 64) + 1):
         with pytest.raises(ValueError, match="size: expected bytes from 0"):
             memory.set_memory_limit(size, "cpu")
+    with pytest.raises(TypeError, match=r"set_memory_limit: expected size in bytes, an integer"):
+        memory.set_memory_limit(5.5, "cpu")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="memory_report: size: expected bytes from 0"):
+        memory.memory_report(-1, "cpu")
     with pytest.raises(TypeError, match=r"memory_report\(device='cpu'\)"):
         memory.memory_report("cpu")  # type: ignore[arg-type]
 

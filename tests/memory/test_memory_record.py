@@ -142,6 +142,17 @@ def test_record_refuses_what_it_cannot_do(monkeypatch, tmp_path: Path) -> None:
     device = Device(monkeypatch)
     with pytest.raises(FileNotFoundError, match="there is no folder"), record(tmp_path / "a" / "b"):
         pass
+    for name in ("/dev/null", tmp_path):
+        with pytest.raises(FileExistsError, match="is no file"), record(name):
+            pass
+    script = tmp_path / "train.py"
+    script.write_text("print('mine')\n")
+    with (
+        pytest.raises(FileExistsError, match=r"train\.py is there and is no trace"),
+        record(script),
+    ):
+        pass
+    assert script.read_text() == "print('mine')\n"
     with pytest.raises(ValueError, match="max_events"), record(tmp_path / "a", max_events=0):
         pass
     with pytest.raises(ValueError, match="expected a CUDA device, got cpu"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import made_traces
 import pytest
+import torch
 
 from oxytorch.memory import replay
 from oxytorch.memory import trace as traces
@@ -15,6 +17,12 @@ from oxytorch.memory.stock import OutOfMemory, Settings, StockAllocator
 DATA = Path(__file__).parent / "data"
 RECORDED = sorted(DATA.glob("*.trace"))
 MiB = 1 << 20
+NAMES_OF_SETTINGS = (
+    "expandable_segments",
+    "max_split_size_mb",
+    "garbage_collection_threshold",
+    "roundup_power2_divisions",
+)
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
@@ -113,9 +121,41 @@ def test_expandable_segments_give_back_whole_pages() -> None:
     [
         ("backend:native", "expected settings out of expandable_segments, max_split_size_mb"),
         ("max_split_size_mb:lots", "max_split_size_mb cannot be 'lots'"),
-        ("expandable_segments:yes", "expandable_segments cannot be 'yes'"),
+        ("expandable_segments:yes", "expandable_segments cannot be 'yes'; expected True or False"),
+        ("max_split_size_mb:19", "expected an integer of at least 20"),
+        ("garbage_collection_threshold:1", "expected a number above 0 and below 1"),
+        ("garbage_collection_threshold:nan", "expected a number above 0 and below 1"),
+        ("roundup_power2_divisions:3", "expected a power of 2"),
+        ("roundup_power2_divisions:0", "expected a power of 2"),
     ],
 )
 def test_setting_that_is_not_modelled_is_named(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Settings.parse(text)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_accelerator_setAllocatorSettings"), reason="an older torch"
+)
+def test_settings_that_torch_refuses_are_refused() -> None:
+    def refuses(take: Callable[[str], object], text: str) -> bool:
+        try:
+            take(text)
+        except (ValueError, RuntimeError, IndexError):
+            return True
+        return False
+
+    values = ("", "x", "0", "1", "3", "4", "19", "20", "21", "128", "0.5", "1.0", "nan", "True")
+    refused = []
+    try:
+        for name in NAMES_OF_SETTINGS:
+            for value in values:
+                text = f"{name}:{value}"
+                if refuses(torch._C._accelerator_setAllocatorSettings, text):
+                    refused.append(text)
+                    assert refuses(Settings.parse, text), text
+                elif value.isdecimal() or value in ("0.5", "True"):
+                    assert not refuses(Settings.parse, text) or "." in value, text
+    finally:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    assert len(refused) > len(values)

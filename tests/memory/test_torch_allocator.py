@@ -111,14 +111,48 @@ def test_statistics_need_use() -> None:
 
 
 def test_use_names_what_it_takes() -> None:
-    with pytest.raises(ValueError, match="expected 'cuda', 'xpu' or 'cpu', got 'mps'"):
+    with pytest.raises(ValueError, match="use: expected device 'cuda', 'xpu' or 'cpu', got 'mps'"):
         memory.use("mps")
     with pytest.raises(ValueError, match="'expandable' or 'native' on the CPU"):
         memory.use("cpu", policy="mapped")
     with pytest.raises(ValueError, match="restore: expected device 'cpu'"):
         memory.restore("cuda")
+    for name in ("cuda:0", "cpu:1"):
+        with pytest.raises(ValueError, match=f"all devices of that kind, got '{name}'"):
+            memory.use(name)
+    for policy in ("best", "", 5):
+        with pytest.raises(ValueError, match="use: policy: expected one of native"):
+            memory.use("cpu", policy=policy)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="pool: expected device 'cuda' or"), memory.pool("cpu"):
         pass
+
+
+def test_use_takes_devices_and_their_names() -> None:
+    out = run("""
+        import torch
+        from oxytorch import memory
+        for device in ("cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0)):
+            memory.use(device)
+            x = torch.ones(1 << 20)
+            print(memory.memory_allocated(device) >> 20)
+            del x
+            memory.restore(device)
+        try:
+            memory.memory_allocated("cpu:7")
+        except ValueError as error:
+            print(error)
+    """)
+    assert out.splitlines() == ["4"] * 4 + [
+        "device: expected 'cpu', of which there is one, got 'cpu:7'"
+    ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["memory_snapshot", "reset_peak_memory_stats", "mem_get_info"])
+def test_statistics_without_a_gpu_say_what_to_do(name: str) -> None:
+    with pytest.raises(RuntimeError, match=f"{name}: torch .* finds no cuda device here; name "):
+        getattr(memory, name)()
+    assert memory.memory_allocated() == 0
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")

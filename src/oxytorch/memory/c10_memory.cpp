@@ -28,9 +28,10 @@ std::atomic<bool> is_on{false};
 std::atomic<std::size_t> least{0};
 
 int aligned(void** data, std::size_t alignment, std::size_t size) {
-  if (is_on && size >= least && alignment <= 512 &&
-      oxytorch_memory_allocate(owner, 0, size, nullptr, data) == OXYTORCH_MEMORY_OK)
-    return 0;
+  if (is_on && size >= least && alignment <= 512) {
+    oxytorch_memory_ask_site();
+    if (oxytorch_memory_allocate(owner, 0, size, nullptr, data) == OXYTORCH_MEMORY_OK) return 0;
+  }
   return posix_memalign(data, alignment, size);
 }
 

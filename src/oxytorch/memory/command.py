@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..command_line import why_no_picture
+from ..command_line import positive, printable, why_no_picture, words
 from . import plots
 from . import trace as traces
 from .advise import Advice, advise
-from .record import MOST_EVENTS, record
-from .replay import NAMES, STANDARD, Result, replay, write_json
+from .record import MOST_EVENTS, Recording, record
+from .replay import MOST_MEMORY, NAMES, STANDARD, Result, replay, write_json
 from .sizes import parse, size
 from .trace import Trace, TraceError
 
@@ -50,7 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     _configure_record(verbs.add_parser("record", help="run a script and record its allocations"))
     shows = _reader(verbs, "show", "what a trace holds, and who holds most at its peak")
-    shows.add_argument("--top", type=int, default=10, metavar="N", help="lines of code to list")
+    shows.add_argument(
+        "--top", type=positive, default=10, metavar="N", help="lines of code to list"
+    )
     replays = _reader(verbs, "replay", "serve a trace by several allocators")
     replays.add_argument(
         "--allocators",
@@ -70,8 +73,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _configure_record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="the file to write")
     parser.add_argument("script", metavar="SCRIPT", help="a Python script")
-    parser.add_argument(
+    rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="arguments of the script"
+    )
+    # Of what argparse says to be missing where there is no script.
+    rest.required = False
+    parser.usage = (
+        "%(prog)s [--device N] [--no-stacks] [--max-events N] TRACE SCRIPT [ARGUMENTS ...]\n"
+        "example: oxytorch memory record run.trace train.py --epochs 1"
     )
     parser.add_argument("--device", type=int, metavar="N", help="the CUDA device (default: 0)")
     parser.add_argument(
@@ -79,7 +88,7 @@ def _configure_record(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-events",
-        type=int,
+        type=positive,
         default=MOST_EVENTS,
         metavar="N",
         help="most events to keep; earlier ones are dropped (default: %(default)s)",
@@ -100,7 +109,8 @@ def _limit(parser: argparse.ArgumentParser) -> None:
         "--limit",
         type=_bytes,
         metavar="SIZE",
-        help="memory of the device, such as 24GiB (default: that of the recorded device)",
+        help="memory of the device, such as 24GiB; a K is 1024 bytes, with or without the i "
+        "(default: that of the recorded device)",
     )
 
 
@@ -110,8 +120,17 @@ def _bytes(text: str) -> int:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if found < 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text} is {found} bytes; give a unit, such as 24GiB")
+        raise argparse.ArgumentTypeError(
+            f"expected at least 1MiB, got {text} ({size(found)}); give a unit, such as 24GiB"
+        )
+    if found > MOST_MEMORY:
+        raise argparse.ArgumentTypeError(f"expected at most {size(MOST_MEMORY)}, got {text}")
     return found
+
+
+def _say(text: str, file: Any = None) -> None:
+    """Prints lines of which parts may come from anybody's file."""
+    print("\n".join(map(printable, text.split("\n"))), file=file)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -120,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return verbs[arguments.verb](arguments)
     except (TraceError, ValueError, RuntimeError, OSError) as error:
-        print(f"oxytorch memory: {error}", file=sys.stderr)
+        _say(f"oxytorch memory: {error}", sys.stderr)
         return 2
 
 
@@ -128,19 +147,29 @@ def _record(arguments: argparse.Namespace) -> int:
     script = arguments.script
     if not Path(script).is_file():
         raise ValueError(f"record: there is no script {script}")
-    stacks = not arguments.no_stacks
-    with record(
-        arguments.trace,
-        device=arguments.device,
-        stacks=stacks,
-        max_events=arguments.max_events,
-    ) as recording:
-        sys.argv = [script, *arguments.arguments]
-        sys.path.insert(0, str(Path(script).absolute().parent))
-        runpy.run_path(script, run_name="__main__")
-    if recording.trace is not None:
-        print(f"{arguments.trace}: {_what(recording.trace)}")
-    return 0
+    sys.argv = [script, *arguments.arguments]
+    sys.path.insert(0, str(Path(script).absolute().parent))
+    recording, ended = Recording(), None
+    try:
+        with record(
+            arguments.trace,
+            device=arguments.device,
+            stacks=not arguments.no_stacks,
+            max_events=arguments.max_events,
+        ) as recording:
+            try:
+                runpy.run_path(script, run_name="__main__")
+            except BaseException as error:
+                ended = error
+                raise
+    except Exception as error:
+        if error is not ended:
+            raise
+        traceback.print_exc()
+    finally:
+        if recording.trace is not None:
+            _say(f"{arguments.trace}: {_what(recording.trace)}")
+    return 0 if ended is None else 1
 
 
 def _what(trace: Trace) -> str:
@@ -153,7 +182,7 @@ def _what(trace: Trace) -> str:
 def _show(arguments: argparse.Namespace) -> int:
     trace = traces.load_trace(arguments.trace, arguments.device)
     about, found = trace.about, traces.peak(trace)
-    print(f"{arguments.trace}: {_what(trace)}")
+    _say(f"{arguments.trace}: {_what(trace)}")
     rows = [
         ("program", about.program),
         ("device", _device(trace)),
@@ -169,10 +198,10 @@ def _show(arguments: argparse.Namespace) -> int:
     ]
     for name, value in rows:
         if value:
-            print(f"  {name:<18} {value}")
+            _say(f"  {name:<18} {value}")
     print("\nheld at the peak by")
     for held, count, site in traces.holders(trace, arguments.top):
-        print(f"  {size(held):>12}  in {count:>6}  {site}")
+        _say(f"  {size(held):>12}  in {count:>6}  {site}")
     return 0
 
 
@@ -186,10 +215,14 @@ def _replay(arguments: argparse.Namespace) -> int:
     reason = why_no_picture(arguments.plot, "bench") if arguments.plot else ""
     if reason:
         raise ValueError(f"--plot: {reason}")
+    names = words(arguments.allocators)
+    if not names:
+        raise ValueError(f"--allocators: expected some of {', '.join(NAMES)}")
+    for option, target in (("--json", arguments.json), ("--plot", arguments.plot)):
+        _check_target(option, target, arguments.trace)
     trace = traces.load_trace(arguments.trace, arguments.device)
-    names = [name.strip() for name in arguments.allocators.split(",") if name.strip()]
     results = replay(trace, names, _limit_of(arguments, trace))
-    print(f"{arguments.trace}: {_what(trace)}")
+    _say(f"{arguments.trace}: {_what(trace)}")
     print("\n".join(table(results)))
     for line in _recorded(trace, results):
         print(line)
@@ -199,6 +232,18 @@ def _replay(arguments: argparse.Namespace) -> int:
         title = f"{arguments.trace.name}: {_what(trace)}"
         plots.draw(trace, results, title, arguments.plot)
     return 0
+
+
+def _check_target(option: str, target: Path | None, trace: Path) -> None:
+    """Before the work, whether its result can be written."""
+    if target is None:
+        return
+    if not target.absolute().parent.is_dir():
+        raise ValueError(f"{option}: there is no folder {target.parent}")
+    if target.is_dir():
+        raise ValueError(f"{option}: {target} is a folder")
+    if target.exists() and trace.exists() and target.samefile(trace):
+        raise ValueError(f"{option}: {target} is the trace; name another file")
 
 
 def _limit_of(arguments: argparse.Namespace, trace: Trace) -> int | None:
@@ -239,7 +284,7 @@ def _recorded(trace: Trace, results: Sequence[Result]) -> list[str]:
 def _advise(arguments: argparse.Namespace) -> int:
     trace = traces.load_trace(arguments.trace, arguments.device)
     found = advise(trace, _limit_of(arguments, trace))
-    print(f"{arguments.trace}: {_what(trace)}")
+    _say(f"{arguments.trace}: {_what(trace)}")
     print("\n".join(table(found.results)))
     print()
     print("\n".join(_advice(found)))

@@ -292,6 +292,7 @@ int synchronize(void* context, int device) {
 
 #pragma GCC visibility push(default)
 extern "C" int oxytorch_memory_cuda_source(oxytorch_memory_source* source) {
+  if (const int result = oxytorch_memory_expect({{source, "a place for source"}})) return result;
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library)
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,

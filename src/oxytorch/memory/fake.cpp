@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "allocator.h"
+#include "failure.h"
 #include "policy.h"
 #include "source_parts.h"
 
@@ -238,7 +239,13 @@ int memory_info(void* context, int device, std::size_t* free_bytes, std::size_t*
   return OXYTORCH_MEMORY_OK;
 }
 
-Fake& fake_of(const oxytorch_memory_source* source) { return *static_cast<Fake*>(source->context); }
+// Null, with an error, for what is no source of this kind (any more).
+Fake* fake_of(const oxytorch_memory_source* source) {
+  if (source && source->allocate == allocate && source->context)
+    return static_cast<Fake*>(source->context);
+  oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID, "expected a fake source that has not ended");
+  return nullptr;
+}
 
 }  // namespace
 
@@ -247,7 +254,12 @@ extern "C" {
 
 int oxytorch_memory_fake_source(const oxytorch_memory_fake* settings,
                                 oxytorch_memory_source* source) {
-  if (settings->devices < 1) return OXYTORCH_MEMORY_INVALID;
+  if (const int result =
+          oxytorch_memory_expect({{settings, "settings"}, {source, "a place for source"}}))
+    return result;
+  if (settings->devices < 1 || settings->devices > oxytorch::memory::kMostDevices)
+    return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID, "expected 1 to 1024 devices, got " +
+                                                             std::to_string(settings->devices));
   Fake* fake = new Fake();
   fake->settings = *settings;
   fake->devices.resize(settings->devices);
@@ -265,41 +277,48 @@ int oxytorch_memory_fake_source(const oxytorch_memory_fake* settings,
 }
 
 void oxytorch_memory_fake_end(oxytorch_memory_source* source) {
-  delete &fake_of(source);
+  Fake* fake = fake_of(source);
+  if (!fake) return;
+  delete fake;
   *source = {};
 }
 
 int oxytorch_memory_fake_count(const oxytorch_memory_source* source,
                                oxytorch_memory_fake_counts* counts) {
-  Fake& fake = fake_of(source);
-  std::lock_guard lock(fake.mutex);
-  *counts = fake.counts;
+  Fake* fake = fake_of(source);
+  if (!fake) return OXYTORCH_MEMORY_INVALID;
+  if (const int result = oxytorch_memory_expect({{counts, "a place for counts"}})) return result;
+  std::lock_guard lock(fake->mutex);
+  *counts = fake->counts;
   return OXYTORCH_MEMORY_OK;
 }
 
 int oxytorch_memory_fake_fail(const oxytorch_memory_source* source, uint64_t every) {
-  Fake& fake = fake_of(source);
-  std::lock_guard lock(fake.mutex);
-  fake.every = every;
-  fake.fallible = 0;
+  Fake* fake = fake_of(source);
+  if (!fake) return OXYTORCH_MEMORY_INVALID;
+  std::lock_guard lock(fake->mutex);
+  fake->every = every;
+  fake->fallible = 0;
   return OXYTORCH_MEMORY_OK;
 }
 
 uint64_t oxytorch_memory_fake_page(const oxytorch_memory_source* source, int device,
                                    const void* address) {
-  Fake& fake = fake_of(source);
-  std::lock_guard lock(fake.mutex);
-  const auto& mappings = fake.devices[device].mappings;
+  Fake* fake = fake_of(source);
+  if (!fake || device < 0 || device >= fake->settings.devices) return 0;
+  std::lock_guard lock(fake->mutex);
+  const auto& mappings = fake->devices[device].mappings;
   auto found = mappings.upper_bound(number(address));
   if (found == mappings.begin()) return 0;
   --found;
   const std::size_t inside = number(address) - found->first;
   if (inside >= found->second.bytes || !found->second.is_granted) return 0;
-  return (found->second.page << 20) + inside / fake.settings.granularity;
+  return (found->second.page << 20) + inside / fake->settings.granularity;
 }
 
 const char* oxytorch_memory_fake_mistake(const oxytorch_memory_source* source) {
-  return fake_of(source).mistake.c_str();
+  Fake* fake = fake_of(source);
+  return fake ? fake->mistake.c_str() : "";
 }
 
 }  // extern "C"

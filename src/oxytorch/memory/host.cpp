@@ -8,6 +8,7 @@
 
 #include "../core/huge_pages.h"
 #include "allocator.h"
+#include "failure.h"
 #include "host.h"
 #include "source_parts.h"
 
@@ -106,6 +107,7 @@ bool may_be_host_memory(const void* data) {
 
 #pragma GCC visibility push(default)
 extern "C" int oxytorch_memory_host_source(oxytorch_memory_source* source) {
+  if (const int result = oxytorch_memory_expect({{source, "a place for source"}})) return result;
   *source = {};
   source->name = "host";
   source->devices = 1;

@@ -37,7 +37,6 @@ Segment* PagedHeap::add_segment(Pool& pool, std::size_t page_size, std::size_t l
   segment->page_size = page_size;
   segment->first = new_block(segment.get(), segment->begin, size, State::kAbsent);
   pool.absent.insert(segment->first);
-  statistics_.change(kSegment, pool.is_small, 1);
   pool.segments.push_back(std::move(segment));
   return pool.segments.back().get();
 }
@@ -112,7 +111,14 @@ void PagedHeap::put_page(Segment& segment, std::size_t slot, Page* page) {
   statistics_.stats[kReservedBytes][is_small ? 1 : 2].change(bytes);
 }
 
+void PagedHeap::count_segments(const Block& block, int change) {
+  const auto is_there = [](const Block* other) { return other && other->state != State::kAbsent; };
+  change *= 1 - is_there(block.previous) - is_there(block.next);
+  if (change) statistics_.change(kSegment, block.pool->is_small, change);
+}
+
 void PagedHeap::put_absent(Block* block) {
+  count_segments(*block, -1);
   block->state = State::kAbsent;
   Blocks& absent = block->pool->absent;
   if (Block* next = block->next; next && next->state == State::kAbsent) {
@@ -161,6 +167,7 @@ void PagedHeap::fill(Block* from, std::byte* begin, std::byte* end) {
         block = rest;
       }
       if (block->end() > end) absent.insert(cut(block, end - block->begin));
+      count_segments(*block, 1);
       block->state = State::kFree;
       block->epoch = block->pool->stream->open;
       block = merge_free(block);
@@ -215,7 +222,6 @@ void PagedHeap::release(bool only_private) {
       pool->absent.erase(block);
       unlink(block);
       source_.unreserve(source_.context, device_, segment.begin, segment.size);
-      statistics_.change(kSegment, pool->is_small, -1);
       at = pool->segments.erase(at);
     }
   }

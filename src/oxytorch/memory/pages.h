@@ -36,6 +36,8 @@ class PagedHeap : public Heap {
   // Absent addresses of slots that have their pages become free. `from`: a block before them.
   void fill(Block* from, std::byte* begin, std::byte* end);
   void put_absent(Block* block);
+  // Segments are counted as snapshots show them: neighbours with memory behind them are one.
+  void count_segments(const Block& block, int change);
   // Whether nothing can still use the page, nor any address at which it is mapped.
   bool is_idle(const Page& page) const;
 

@@ -64,10 +64,16 @@ int is_capturing(void* context, int device, void* stream) {
 #pragma GCC visibility push(default)
 extern "C" int oxytorch_memory_pinned_source(const oxytorch_memory_source* device,
                                              oxytorch_memory_source* source) {
-  if (!device->allocate_host || !device->record)
+  if (const int result = oxytorch_memory_expect(
+          {{device, "the source of a device"}, {source, "a place for source"}}))
+    return result;
+  const std::string name = device->name ? device->name : "the source";
+  if (!device->allocate_host || !device->release_host)
+    return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID, name + " has no pinned memory");
+  if (!device->record || !device->query || !device->wait || !device->forget)
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
-                                std::string(device->name) + " has no pinned memory");
-  auto pinned = std::make_unique<Pinned>(Pinned{*device, std::string("pinned ") + device->name});
+                                name + " lacks record, query, wait or forget");
+  auto pinned = std::make_unique<Pinned>(Pinned{*device, "pinned " + name});
   *source = {};
   source->name = pinned->name.c_str();
   source->devices = device->devices;

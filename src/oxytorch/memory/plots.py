@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..command_line import printable
 from .offline import lifetimes
 from .replay import Range, Result
 from .sizes import size
@@ -54,7 +55,9 @@ def draw(trace: Trace, results: Sequence[Result], title: str, path: Path) -> Non
             ncols=len(shown),
             frameon=False,
         )
-        picture.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12)
+        picture.suptitle(
+            printable(title), x=0.01, ha="left", color=INK, fontsize=12, parse_math=False
+        )
         metadata = {"Date": None} if path.suffix == ".svg" else {}
         picture.savefig(path, dpi=150, facecolor="white", metadata=metadata)
 

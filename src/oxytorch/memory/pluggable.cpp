@@ -22,8 +22,6 @@ std::atomic<oxytorch_memory*> installed{nullptr};
 
 std::atomic<bool> is_torch_known{false};
 
-std::atomic<int (*)()> site_of{nullptr};
-
 // Raises torch.OutOfMemoryError. Its C++ class is looked up in torch, in versions where it is known
 // to be as here; in others this returns, and the error becomes a RuntimeError with the same text.
 void raise_out_of_memory(const char* text) {
@@ -82,13 +80,9 @@ void oxytorch_memory_install(oxytorch_memory* memory, int knows_torch) {
   is_torch_known = knows_torch != 0;
 }
 
-// Asks `site` where each allocation comes from, before any lock is taken; null: nobody is asked.
-void oxytorch_memory_torch_sites(int (*site)()) { site_of = site; }
-
 void* oxytorch_memory_torch_malloc(ssize_t size, int device, void* stream) {
   void* data = nullptr;
-  int (*const site)() = site_of.load(std::memory_order_acquire);
-  oxytorch_memory_set_site(site ? site() : 0);
+  oxytorch_memory_ask_site();
   check(oxytorch_memory_allocate(installed, device, std::size_t(size), stream, &data));
   return data;
 }

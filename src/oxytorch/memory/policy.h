@@ -7,6 +7,9 @@ namespace oxytorch::memory {
 
 constexpr std::size_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB;
 
+// More than a table of functions can mean.
+constexpr int kMostDevices = 1024;
+
 // Every block is a multiple of this, and begins at one.
 constexpr std::size_t kAlignment = 512;
 // Requests up to this are served from the small pool.

@@ -64,9 +64,7 @@ def record(
     index = _device(device)
     if max_events < 1:
         raise ValueError(f"record: expected max_events of at least 1, got {max_events}")
-    folder = Path(path).absolute().parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"record: there is no folder {folder} to write {path} to")
+    traces.check_target(path)
     before = torch.cuda.memory_stats(index)
     context: Any = "alloc" if stacks else None
     torch.cuda.memory._record_memory_history(

@@ -22,7 +22,8 @@ NAMES = (*STANDARD, "offline-contiguous")
 POINTS = 500
 """Points of a timeline."""
 POLICIES = {"native-policy": "native", "expandable": "expandable", "oxytorch": "mapped"}
-_NO_LIMIT = 1 << 44
+MOST_MEMORY = 1 << 44
+"""Bytes that a device may have."""
 _ALLOCATE, _FREE, _EMPTY_CACHE = 0, 1, 3
 _DRIVER = (
     "allocate", "release", "reserve", "unreserve", "create", "destroy", "map", "unmap", "grant",
@@ -123,7 +124,7 @@ def _by_policy(trace: Trace, name: str, limit: int | None) -> Result:
     found = peak(trace)
     steps, before = _steps(trace)
     result = Result(name, found.allocated, 0)
-    with _Run(POLICIES[name], limit or _NO_LIMIT, steps, len(trace.sizes)) as run:
+    with _Run(POLICIES[name], limit or MOST_MEMORY, steps, len(trace.sizes)) as run:
         counts = run.fake.counts()
         for event, allocated in _points(trace):
             run.go_to(before[event + 1])

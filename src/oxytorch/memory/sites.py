@@ -17,7 +17,8 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 NO_PYTHON = "no Python code (a backward pass, or a thread of a library)"
 
 _numbers: dict[str, int] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
+_users = 0
 
 
 def number_of(text: str) -> int:
@@ -50,12 +51,19 @@ _SITE = ctypes.CFUNCTYPE(ctypes.c_int)(_here)
 def note_sites() -> Iterator[None]:
     """In it, errors for want of memory and `memory_report` name the lines of code that hold most.
 
-    For `use("cuda")` and `use("xpu")`; it costs a few microseconds an allocation. Memory that was
-    held before is counted as such. Under torch's native allocator `record` does this.
+    For what `use` serves; it costs a few microseconds an allocation. Memory that was held before
+    is counted as such. Under torch's native allocator `record` does this.
     """
-    library = _core.library()
-    library.oxytorch_memory_torch_sites(_SITE)
+    _change_users(1)
     try:
         yield
     finally:
-        library.oxytorch_memory_torch_sites(None)
+        _change_users(-1)
+
+
+def _change_users(change: int) -> None:
+    global _users
+    elsewhere = number_of(NO_PYTHON)
+    with _lock:
+        _users += change
+        _core.library().oxytorch_memory_torch_sites(_SITE if _users else None, elsewhere)

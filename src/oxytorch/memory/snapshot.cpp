@@ -178,6 +178,16 @@ std::string Heap::holders() const {
   return text;
 }
 
+namespace {
+
+// What shows who holds a device's memory.
+std::string tool_of(const std::string& source) {
+  if (source == "CUDA") return ": see nvidia-smi.";
+  return source == "SYCL" ? ": see xpu-smi." : ".";
+}
+
+}  // namespace
+
 std::string Heap::report_locked(std::size_t asked) const {
   std::size_t free_bytes = 0, total = 0;
   const bool is_known =
@@ -190,32 +200,34 @@ std::string Heap::report_locked(std::size_t asked) const {
   for (const auto& pool : pools_)
     if (pool->owner && pool->owner->users)
       for (const Block* block : pool->free) in_graphs += block->size;
-  std::string text = std::string(source_.name) + " out of memory. Tried to allocate " +
-                     bytes_text(asked) + " on device " + std::to_string(device_) + ".";
+  const std::string name = source_.name, device = " device " + std::to_string(device_);
+  std::string text =
+      asked ? name + " out of memory. Tried to allocate " + bytes_text(asked) + " on" + device + "."
+            : name + device + ".";
   if (is_known)
     text += " It has " + bytes_text(total) + ", of which " + bytes_text(free_bytes) + " is free.";
   if (limit_) text += " This process may hold " + bytes_text(limit_) + " (its limit).";
   text += "\nHeld " + bytes_text(held) + ": live " + bytes_text(live) + " (asked for " +
           bytes_text(now(kRequestedBytes)) + "), waiting for other streams " + bytes_text(waiting) +
           ", cached " + bytes_text(cached) + ". Of what is cached, " + bytes_text(split) +
-          " lies between live blocks and serves smaller requests alone, " + bytes_text(in_graphs) +
-          " belongs to CUDA graphs. The largest free block has " + bytes_text(largest_free()) +
-          "." + holders();
+          " lies between live blocks and serves smaller requests alone";
+  if (in_graphs) text += ", " + bytes_text(in_graphs) + " belongs to private pools (CUDA graphs)";
+  text += ". The largest free block has " + bytes_text(largest_free()) + "." + holders();
   const std::size_t held_elsewhere =
       is_known && total > free_bytes + held ? total - free_bytes - held : 0;
   if ((limit_ && asked > limit_) || (is_known && asked > total)) {
     text += "\nNo allocator can serve this: it is more than there is in all.";
-  } else if (limit_ && asked <= free_bytes && held + asked > limit_) {
+  } else if (asked && limit_ && asked <= free_bytes && held + asked > limit_) {
     text += "\nThe limit ends this, not the device: raise it with set_per_process_memory_fraction.";
   } else if (held_elsewhere > total / 4) {
-    text += '\n';
-    text += bytes_text(held_elsewhere) +
-            " is held by other programs and by libraries, outside this allocator: see nvidia-smi.";
+    text += "\n" + bytes_text(held_elsewhere) +
+            " is held by other programs and by libraries, outside this allocator" + tool_of(name);
   } else if (split > held / 10) {
-    text += "\nMuch is lost between live blocks: oxytorch.memory.record() shows which they are.";
-  } else {
+    text += "\nMuch is lost between live blocks";
+    text += name == "CUDA" ? ": oxytorch.memory.record() shows which they are." : ".";
+  } else if (asked) {
     text +=
-        "\nAlmost all of it is in use: a smaller batch, shorter sequences, activation "
+        "\nWhat is not cached is in use: a smaller batch, shorter sequences, activation "
         "checkpointing or a smaller dtype would help; another allocator would not.";
   }
   return text;

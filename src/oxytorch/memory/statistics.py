@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from typing import Any
 
@@ -20,6 +21,8 @@ def _resolve(device: Device) -> tuple[str, int]:
         return "cuda", device
     found = torch.device("cuda" if device is None else device)
     if found.type == "cpu":
+        if found.index:
+            raise ValueError(f"device: expected 'cpu', of which there is one, got {str(device)!r}")
         return "cpu", 0
     if found.type not in ("cuda", "xpu"):
         raise ValueError(f"device: expected a cuda, xpu or cpu device, got {device!r}")
@@ -37,10 +40,35 @@ def _ours(kind: str, native: bool) -> Installed | None:
         )
     if kind == "cpu" and (made is None or native):
         raise RuntimeError(
-            "device: there are statistics of CPU memory after oxytorch.memory.use('cpu') alone, of "
-            "what was taken since"
+            "device: CPU memory has statistics and limits after oxytorch.memory.use('cpu') alone, "
+            "for what was taken since"
         )
     return None if native or made is None or not made.whole_process else made
+
+
+def _torchs(kind: str, name: str, *arguments: Any) -> Any:
+    """The result of torch's function, which may raise whatever comes first without a device."""
+    module = getattr(torch, kind)
+    try:
+        return getattr(module, name)(*arguments)
+    except (AssertionError, AttributeError, RuntimeError) as error:
+        if module.is_available():
+            raise
+        raise RuntimeError(
+            f"{name}: torch {torch.__version__} finds no {kind} device here; name another, such as "
+            "'cpu' after oxytorch.memory.use('cpu')"
+        ) from error
+
+
+def _bytes(call: str, size: int) -> int:
+    """A number of bytes that C can take."""
+    try:
+        found = operator.index(size)
+    except TypeError as error:
+        raise TypeError(f"{call}: expected size in bytes, an integer, got {size!r}") from error
+    if not 0 <= found < 1 << 63:
+        raise ValueError(f"{call}: size: expected bytes from 0 to 2 ** 63 - 1, got {size}")
+    return found
 
 
 def _ask(device: Device, native: bool, torchs: str, own: str) -> Any:
@@ -48,7 +76,7 @@ def _ask(device: Device, native: bool, torchs: str, own: str) -> Any:
     kind, index = _resolve(device)
     made = _ours(kind, native)
     if made is None:
-        return getattr(getattr(torch, kind), torchs)(index)
+        return _torchs(kind, torchs, index)
     return getattr(made.allocator, own)(index)
 
 
@@ -97,7 +125,7 @@ def empty_cache(device: Device = None, *, native: bool = False) -> None:
     kind, index = _resolve(device)
     made = _ours(kind, native)
     if made is None:
-        getattr(torch, kind).empty_cache()
+        _torchs(kind, "empty_cache")
     else:
         made.allocator.empty_cache(index if device is not None else -1)
 
@@ -106,15 +134,16 @@ def set_per_process_memory_fraction(
     fraction: float, device: Device = None, *, native: bool = False
 ) -> None:
     """At most this part of the device's memory is held; more raises as if it were all there is."""
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction: expected a number above 0 and up to 1, got {fraction}")
+    if not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+        raise ValueError(f"fraction: expected a number above 0 and up to 1, got {fraction!r}")
     kind, index = _resolve(device)
     made = _ours(kind, native)
     if made is None:
-        getattr(torch, kind).set_per_process_memory_fraction(fraction, index)
+        _torchs(kind, "set_per_process_memory_fraction", fraction, index)
     else:
         total = made.allocator.memory_info(index)[1]
-        made.allocator.set_limit(index, int(fraction * total))
+        # Not 0, which would be no limit.
+        made.allocator.set_limit(index, max(1, int(fraction * total)))
 
 
 def set_memory_limit(size: int, device: Device = None) -> None:
@@ -123,12 +152,11 @@ def set_memory_limit(size: int, device: Device = None) -> None:
     Beyond the limit "cuda" is out of memory; on the CPU tensors come from the C library then, which
     has no limit.
     """
+    size = _bytes("set_memory_limit", size)
     kind, index = _resolve(device)
     made = _ours(kind, False)
     if made is None:
         raise RuntimeError(f"set_memory_limit: call oxytorch.memory.use({kind!r}) first")
-    if not 0 <= size < 1 << 63:
-        raise ValueError(f"size: expected bytes from 0 (no limit) to 2 ** 63 - 1, got {size}")
     made.allocator.set_limit(index, size)
 
 
@@ -147,17 +175,18 @@ def memory_snapshot(device: Device = None, *, native: bool = False) -> list[dict
     made = _ours(kind, native)
     if made is not None:
         return made.allocator.snapshot(index)
-    segments: list[dict[str, Any]] = getattr(torch, kind).memory_snapshot()
+    segments: list[dict[str, Any]] = _torchs(kind, "memory_snapshot")
     return [segment for segment in segments if segment["device"] == index]
 
 
 def memory_report(size: int = 0, device: Device = None) -> str:
-    """What an error for want of `size` bytes says: what is held, cached, split, and what to do."""
-    if not isinstance(size, int):
+    """What is held, cached and split; for a `size` above 0 as an error for want of it says it."""
+    if isinstance(size, str | torch.device):
         raise TypeError(
             f"memory_report: expected size in bytes before the device, got {size!r}; "
             f"memory_report(device={size!r})"
         )
+    size = _bytes("memory_report", size)
     kind, index = _resolve(device)
     made = _ours(kind, False)
     if made is None:

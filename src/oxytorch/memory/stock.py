@@ -50,19 +50,52 @@ class Settings:
                     f"expected settings out of {', '.join(_READ)}, as in "
                     f"max_split_size_mb:128, got {entry!r}"
                 )
-            field, read = _READ[name]
+            field, read, wanted = _READ[name]
             try:
                 found[field] = read(value)
             except (ValueError, KeyError) as error:
-                raise ValueError(f"{name} cannot be {value!r}") from error
+                raise ValueError(f"{name} cannot be {value!r}; expected {wanted}") from error
         return Settings(**found, limit=limit)
 
 
-_READ: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "expandable_segments": ("is_expandable", {"True": True, "False": False}.__getitem__),
-    "max_split_size_mb": ("max_split_size", lambda text: max(20, int(text)) * MiB),
-    "garbage_collection_threshold": ("garbage_collection_threshold", float),
-    "roundup_power2_divisions": ("roundup_power2_divisions", int),
+def _checked(read: Callable[[str], Any], is_right: Callable[[Any], bool]) -> Callable[[str], Any]:
+    def read_checked(text: str) -> Any:
+        value = read(text)
+        if not is_right(value):
+            raise ValueError(text)
+        return value
+
+    return read_checked
+
+
+def _integer(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError(text)
+    return int(text)
+
+
+# Of each setting: the field, how torch reads it, and what it expects.
+_READ: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "expandable_segments": (
+        "is_expandable",
+        {"True": True, "False": False}.__getitem__,
+        "True or False",
+    ),
+    "max_split_size_mb": (
+        "max_split_size",
+        lambda text: _checked(_integer, lambda value: 20 <= value < 1 << 64)(text) * MiB,
+        "an integer of at least 20",
+    ),
+    "garbage_collection_threshold": (
+        "garbage_collection_threshold",
+        _checked(float, lambda value: 0 < value < 1),
+        "a number above 0 and below 1",
+    ),
+    "roundup_power2_divisions": (
+        "roundup_power2_divisions",
+        _checked(_integer, lambda value: value > 0 and value & (value - 1) == 0),
+        "a power of 2 (lists of sizes are not modelled)",
+    ),
 }
 
 

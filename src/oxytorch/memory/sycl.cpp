@@ -13,6 +13,7 @@
 #include "allocator.h"
 #include "failure.h"
 #include "functions.h"
+#include "policy.h"
 #include "source_parts.h"
 
 namespace {
@@ -102,6 +103,10 @@ int memory_info(void* context, int device, std::size_t* free_bytes, std::size_t*
 extern "C" {
 
 int oxytorch_memory_sycl_give(const oxytorch_memory_source* source, int device, void* queue) {
+  if (const int result = oxytorch_memory_expect({{source, "a source"}, {queue, "a queue"}}))
+    return result;
+  if (source->allocate != allocate || !source->context)
+    return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID, "expected a source of SYCL's devices");
   Sycl& sycl = sycl_of(source->context);
   if (device < 0 || std::size_t(device) >= sycl.queues.size())
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID, "there is no such SYCL device");
@@ -114,6 +119,12 @@ int oxytorch_memory_sycl_give(const oxytorch_memory_source* source, int device, 
 
 int oxytorch_memory_sycl_source(const char* path, void* const* queues, int devices,
                                 oxytorch_memory_source* source) {
+  if (const int result = oxytorch_memory_expect(
+          {{path, "the path of dpctl's library"}, {source, "a place for source"}}))
+    return result;
+  if (devices < 1 || devices > oxytorch::memory::kMostDevices)
+    return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
+                                "expected 1 to 1024 devices, got " + std::to_string(devices));
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library)
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
@@ -138,7 +149,8 @@ int oxytorch_memory_sycl_source(const char* path, void* const* queues, int devic
   oxytorch::memory::set_host_memory(*source, allocate_host, release_host);
   // In use until the process ends.
   source->context = sycl.release();
-  for (int i = 0; queues && i < devices; ++i) oxytorch_memory_sycl_give(source, i, queues[i]);
+  for (int i = 0; queues && i < devices; ++i)
+    if (const int result = oxytorch_memory_sycl_give(source, i, queues[i])) return result;
   return OXYTORCH_MEMORY_OK;
 }
 

@@ -49,12 +49,26 @@ _installed: dict[str, Installed] = {}
 _lock = threading.Lock()
 
 
+def kind_of(call: str, device: torch.device | str, kinds: tuple[str, ...]) -> str:
+    """Which of the kinds a device is, which stands for all devices of its kind."""
+    kind, _, number = str(device).partition(":")
+    choices = f"{', '.join(map(repr, kinds[:-1]))} or {kinds[-1]!r}"
+    if kind not in kinds:
+        raise ValueError(f"{call}: expected device {choices}, got {str(device)!r}")
+    if number and (kind, number) != ("cpu", "0"):
+        raise ValueError(
+            f"{call}: expected {kind!r}, all devices of that kind, got {str(device)!r}; "
+            "oxytorch.memory.set_memory_limit limits one of them"
+        )
+    return kind
+
+
 def installed(device: str) -> Installed | None:
     """The allocator that `use` or `pool` has made for a kind of device; None: there is none."""
     return _installed.get(device)
 
 
-def use(device: str = "cuda", *, policy: str | None = None) -> None:
+def use(device: torch.device | str = "cuda", *, policy: str | None = None) -> None:
     """Makes this allocator torch's allocator of a kind of device.
 
     "cuda", "xpu": until the process ends. It has to be called before anything is allocated
@@ -76,12 +90,12 @@ def use(device: str = "cuda", *, policy: str | None = None) -> None:
         RuntimeError: torch has allocated there already, or is not built for it.
         MemoryLibraryError: there is no such device.
     """
-    device = str(device)
+    device = kind_of("use", device, ("cuda", "xpu", "cpu"))
+    policy = _policy_of("use", device, policy)
     if device == "cpu":
-        _use_host(policy or _POLICIES[device])
+        _use_host(policy)
         return
     _check_device(device)
-    policy = policy or _POLICIES[device]
     with _lock:
         before = _installed.get(device)
         if before is not None and before.whole_process:
@@ -103,6 +117,16 @@ def use(device: str = "cuda", *, policy: str | None = None) -> None:
         if device == "xpu":
             module.init()
             _sources.give_queues(_sources.xpu())
+
+
+def _policy_of(call: str, device: str, policy: str | None) -> str:
+    if policy is None:
+        return _POLICIES[device]
+    if policy not in _core.POLICIES:
+        raise ValueError(
+            f"{call}: policy: expected one of {', '.join(_core.POLICIES)}, got {policy!r}"
+        )
+    return policy
 
 
 def _use_host(policy: str) -> None:
@@ -132,21 +156,21 @@ def _use_host(policy: str) -> None:
         _installed["cpu"] = made
 
 
-def restore(device: str = "cpu") -> None:
+def restore(device: torch.device | str = "cpu") -> None:
     """New CPU tensors come from malloc again; those that are there stay where they are.
 
     For "cuda" and "xpu" torch has no way back.
     """
-    if device != "cpu":
+    if kind_of("restore", device, ("cpu", "cuda", "xpu")) != "cpu":
         raise ValueError(
-            f"restore: expected device 'cpu', got {device!r}; torch takes another allocator for a "
-            "device once only"
+            f"restore: expected device 'cpu', got {str(device)!r}; torch takes another allocator "
+            "for a device once only"
         )
     _core.library().oxytorch_memory_host_end()
 
 
 @contextlib.contextmanager
-def pool(device: str = "cuda", *, policy: str | None = None) -> Iterator[Any]:
+def pool(device: torch.device | str = "cuda", *, policy: str | None = None) -> Iterator[Any]:
     """In it, this thread's allocations come from a pool of their own over this allocator.
 
     torch's native allocator stays on top: it splits and keeps what it takes from the pool as
@@ -157,10 +181,9 @@ def pool(device: str = "cuda", *, policy: str | None = None) -> Iterator[Any]:
         The `MemPool` of torch. Its memory is given back once the pool and all its tensors are
         gone.
     """
-    if device not in ("cuda", "xpu"):
-        raise ValueError(f"pool: expected device 'cuda' or 'xpu', got {device!r}")
+    device = kind_of("pool", device, ("cuda", "xpu"))
+    policy = _policy_of("pool", device, policy)
     _check_device(device)
-    policy = policy or _POLICIES[device]
     module = getattr(torch, device)
     with _lock:
         made = _installed.get(device)
@@ -180,8 +203,6 @@ def pool(device: str = "cuda", *, policy: str | None = None) -> Iterator[Any]:
 
 
 def _check_device(device: str) -> None:
-    if device not in ("cuda", "xpu"):
-        raise ValueError(f"device: expected 'cuda', 'xpu' or 'cpu', got {device!r}")
     is_built = torch.version.cuda is not None if device == "cuda" else torch.xpu._is_compiled()
     if not is_built:
         raise RuntimeError(

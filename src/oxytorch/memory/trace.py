@@ -242,6 +242,21 @@ def load(path: str | os.PathLike[str]) -> Trace:
         raise TraceError(f"{path}: {_what(error)}") from error
 
 
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Raise an OSError that says why a trace must not be written there; traces may be replaced."""
+    target = Path(path).absolute()
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {target.parent} to write {path} to")
+    if not target.exists():
+        return
+    if not target.is_file():
+        raise FileExistsError(f"{path} is there and is no file; name a file to write the trace to")
+    with target.open("rb") as file:
+        found = file.read(len(MAGIC))
+    if found not in (b"", MAGIC):
+        raise FileExistsError(f"{path} is there and is no trace; name another file to write")
+
+
 def load_trace(path: str | os.PathLike[str], device: int | None = None) -> Trace:
     """Read a trace, or a pickle that `torch.cuda.memory._dump_snapshot` wrote (none of its code
     runs).
@@ -255,6 +270,10 @@ def load_trace(path: str | os.PathLike[str], device: int | None = None) -> Trace
 
     with open(path, "rb") as file:
         is_trace = file.read(len(MAGIC)) == MAGIC
+    if is_trace and device is not None:
+        raise TraceError(
+            f"{path}: a trace is of one device; a number chooses in torch's snapshots alone"
+        )
     return load(path) if is_trace else snapshot.load(path, device)
 
 
