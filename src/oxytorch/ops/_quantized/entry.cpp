@@ -99,8 +99,9 @@ namespace {
 // The most rows that are multiplied without tiles where there are some, and the most products of a
 // result: a tile has 64, most of them zeros then.
 constexpr std::int64_t kMostVectorRows = 4, kMostVectorProducts = 32;
-// Multiplications of bytes that take about as long as memory takes for a byte.
-constexpr std::int64_t kTileProductsPerByte = 128, kProductsPerByte = 16;
+// Multiplications of bytes that take about as long as memory takes for a byte, results included:
+// tiles do 170 a nanosecond of 196 rows, 256 inputs and outputs, of up to 1500 in registers alone.
+constexpr std::int64_t kTileProductsPerByte = 32, kProductsPerByte = 16;
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
 from collections.abc import Hashable, Iterable, Sized
@@ -326,5 +327,7 @@ def quantize(
     calibration = calibration_of(watching)
     assert calibration is not None
     recipe, example_inputs = calibration.recipe(), calibration.example_inputs
-    watching = calibration = None  # which hold the weights as they are
+    calibration.leave()
+    watching = calibration = None
+    gc.collect()  # what watched holds the weights as they are, and itself
     return _converted(model, recipe, example_inputs, dtype, inplace)
