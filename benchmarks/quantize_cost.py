@@ -47,9 +47,7 @@ def main() -> None:
     before = _kilobytes("VmRSS")
     began = time.perf_counter()
     narrow = None if options.dtype == "float32" else torch.bfloat16
-    quantized = oxytorch.quantize(
-        model, data, dtype=narrow, progress=True, inplace=options.inplace
-    )
+    quantized = oxytorch.quantize(model, data, dtype=narrow, progress=True, inplace=options.inplace)
     seconds = time.perf_counter() - began
     more = (_kilobytes("VmHWM") - before) * 1024
     with torch.inference_mode():
