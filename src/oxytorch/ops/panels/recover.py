@@ -50,7 +50,7 @@ def recovered(
         one = _is_near(kind, sample[:, -1:], guess, values.dtype) & (guess != 0) & left
         (own,) = one.nonzero(as_tuple=True)
         own = own[_is_near(kind, sample[own], guess[own], values.dtype)]
-        for some in own.split(max(1, _TOGETHER // group_size)):
+        for some in torch.split(own, max(1, _TOGETHER // group_size)):
             code, scale, zero = _scaled(kind, grouped[some], guess[some], symmetric, is_float16)
             given = values_of(format, code, scale[:, None], zero[:, None]).to(values.dtype)
             exact = (given == grouped[some]).all(1)
