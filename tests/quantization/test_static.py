@@ -26,8 +26,6 @@ from oxytorch.quantization import (
     recipe_of,
     save_recipe,
 )
-from oxytorch.quantization.static.convert import QuantizedReplay
-from oxytorch.rewriting import measure
 
 IMAGES = [torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(n)) for n in range(6)]
 TOKENS = [torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(n)) for n in range(6)]
@@ -370,45 +368,6 @@ def test_with_a_dtype_weights_are_rounded_to_it_and_stay_so() -> None:
     for name, value in oxytorch.undo(quantized).state_dict().items():
         assert torch.equal(value, before[name].bfloat16().float())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_in_place_the_model_itself_becomes_the_one_that_a_copy_would_be(dtype: Any) -> None:
-    torch.manual_seed(0)
-    model = Residual().eval()
-    wanted = quantize(model, IMAGES, dtype=dtype)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    quantized = quantize(model, IMAGES, dtype=dtype, inplace=True)
-    assert quantized is model
-    assert torch.equal(run(model, IMAGES[1]), run(wanted, IMAGES[1]))
-    assert recipe_of(model) == recipe_of(wanted)
-    assert oxytorch.undo(model) is model
-    rounded = oxytorch.undo(wanted).state_dict()
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name] if dtype is None else rounded[name]), name
-    with pytest.raises(TypeError, match="expected inplace to be True or False, got 1"):
-        quantize(model, IMAGES, inplace=1)  # type: ignore[arg-type]
-
-
-def test_in_place_layers_stay_floating_by_their_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
-    monkeypatch.setattr(measure, "TIMED", True)
-    monkeypatch.setattr(QuantizedReplay, "slower", property(lambda replay: {"0": "it is slower"}))
-    quantized = quantize(model, [torch.randn(4, 64)], inplace=True)
-    layers = recipe_of(quantized).layers
-    assert layers["0"].compute == "float" and layers["2"].compute == "static"
-    assert programs(quantized).count("oxytorch::quantized_linear") == 1
-
-
-def test_in_place_a_model_that_raises_is_as_before() -> None:
-    model = nn.Sequential(nn.Linear(8, 8)).eval()
-    before = model[0].weight.clone()
-    for data in ([torch.randn(2, 9)], [torch.randn(2, 8), torch.full((2, 8), torch.nan)]):
-        with pytest.raises(ValueError):
-            quantize(model, data, dtype=torch.bfloat16, inplace=True)
-    with pytest.raises(ValueError, match=r"expected dtype None, torch\.bfloat16 or"):
-        quantize(model, [torch.randn(2, 8)], dtype=torch.int8, inplace=True)
-    assert "forward" not in model.__dict__ and torch.equal(model[0].weight, before)
 
 
 def test_a_file_gives_the_same_results(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 import warnings
 from collections.abc import Hashable, Iterable, Sized
@@ -15,7 +14,7 @@ from torch import nn
 from ...core.modes import with_normal_tensors
 from ...graph.errors import CaptureError
 from ...graph.state import random_unmoved
-from ...optimize import explain, optimize_in_place, tune, undo
+from ...optimize import explain, optimize_in_place, tune
 from ...optimize.context import Context
 from ...optimize.sample import Sample
 from ...program.families import Programs
@@ -23,7 +22,6 @@ from ...program.passes.quantized_layers import Layers, Quantized
 from ...program.passes.recurrent import SLOWER
 from ...program.replay import Replay
 from ...rewriting import measure
-from ...rewriting.changes import log_of
 from ...rewriting.copies import Separation, copied
 from ...rewriting.measure import steady_heap
 from ...rewriting.memory import nbytes
@@ -141,7 +139,10 @@ def convert(
         raise TypeError(f"convert: expected recipe to be a Recipe, got a {type(recipe).__name__}")
     if calibration is None and example_inputs is None:
         raise ValueError("convert: expected example_inputs with a model that was not prepared")
-    _check_dtype("convert", dtype)
+    if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"convert: expected dtype None, torch.bfloat16 or torch.float16, got {dtype}"
+        )
     check_not_optimized("convert", model)
     check_evaluation("convert", model)
     if calibration is None:
@@ -157,33 +158,17 @@ def convert(
     return _converted(model, recipe, example_inputs, dtype)
 
 
-def _check_dtype(caller: str, dtype: Any) -> None:
-    """Raise ValueError for what is no dtype of a quantized model's floating part."""
-    if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(
-            f"{caller}: expected dtype None, torch.bfloat16 or torch.float16, got {dtype}"
-        )
-
-
 def _converted(
-    model: _Model,
-    recipe: Recipe,
-    example_inputs: Any,
-    dtype: torch.dtype | None,
-    inplace: bool = False,
+    model: _Model, recipe: Recipe, example_inputs: Any, dtype: torch.dtype | None
 ) -> _Model:
     began = time.perf_counter()
     sample = Sample(example_inputs)
     with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
-        result, context, replay = _made(model, recipe, sample, dtype, inplace)
+        result, context, replay = _made(model, recipe, sample, dtype)
         if replay.slower and measure.TIMED:
-            other_recipe = recipe.with_slower(replay.slower)
-            if inplace:  # there is one model, so that the layers' own times decide
-                result, context, replay = _made(undo(result), other_recipe, sample, dtype, inplace)
-            else:
-                other = _made(model, other_recipe, sample, dtype, inplace)
-                if tune.paired(result, other[0], sample)[0] <= tune.GAIN:
-                    result, context, replay = other
+            other = _made(model, recipe.with_slower(replay.slower), sample, dtype)
+            if tune.paired(result, other[0], sample)[0] <= tune.GAIN:
+                result, context, replay = other
     replay.settle()
     _report(context, replay.recipe)
     report = explain(result)
@@ -193,34 +178,23 @@ def _converted(
 
 
 def _made(
-    model: _Model, recipe: Recipe, sample: Sample, dtype: torch.dtype | None, inplace: bool
+    model: _Model, recipe: Recipe, sample: Sample, dtype: torch.dtype | None
 ) -> tuple[_Model, Context, QuantizedReplay]:
-    """The model or a copy of it that computes its layers by a recipe, and what stands in for it."""
-    result = model if inplace else copied(model, "convert")
+    """A copy of the model that computes its layers by a recipe, and what stands in for it."""
+    result = copied(model, "convert")
     calibration = calibration_of(result)
     if calibration is not None:
         calibration.leave()
     sample.fit(result, set() if dtype is None else {dtype})
-    separate = _nothing if inplace else Separation(model)
+    separate = Separation(model)
     passes = ("program", "cast") if dtype is not None else ("program",)
-    look = partial(_look, recipe)
-    try:
-        context = optimize_in_place(result, dtype, sample, passes, separate, look)
-        if not context.is_program:
-            entries = context.log.report.entries
-            why = next((e.detail for e in entries if e.pass_name == "program"), "")
-            kind = type(model).__name__
-            raise ValueError(f"convert: {kind} cannot be captured: {why}; {OTHERWISE}")
-    except BaseException:
-        if inplace and log_of(result) is not None:
-            undo(result)
-        raise
+    context = optimize_in_place(result, dtype, sample, passes, separate, partial(_look, recipe))
+    if not context.is_program:
+        entries = context.log.report.entries
+        why = next((e.detail for e in entries if e.pass_name == "program"), "")
+        raise ValueError(f"convert: {type(model).__name__} cannot be captured: {why}; {OTHERWISE}")
     separate(result)
     return result, context, result.__dict__["forward"]
-
-
-def _nothing(part: nn.Module) -> None:
-    """Leave the weights of a model that is changed itself as they are."""
 
 
 def _look(recipe: Recipe, context: Context) -> None:
@@ -279,7 +253,6 @@ def quantize(
     *,
     dtype: torch.dtype | None = None,
     progress: bool | Progress = False,
-    inplace: bool = False,
 ) -> _Model:
     """Return a copy of a model whose linear layers and convolutions multiply 8-bit integers.
 
@@ -291,15 +264,10 @@ def quantize(
     dtype: of what is not computed with integers, as in `convert`. None keeps dtypes.
     progress: True prints a line to standard error; a callable receives the number of finished
         calls, of all (0 where that is not known), and "".
-    inplace: change `model` itself instead of a copy, which takes less memory: with dtype its own
-        weights become those of the result one after the other. Layers stay floating by the times of
-        layers alone. If it raises, the model is as before, with weights rounded to dtype at most.
 
     This is `prepare`, a call for each input, and `convert`. It raises what these raise, and
     ValueError if calibration_data is empty.
     """
-    if not isinstance(inplace, bool):
-        raise TypeError(f"quantize: expected inplace to be True or False, got {inplace!r}")
     check_data("quantize", "calibration_data", calibration_data)
     show, count = shown(progress), 0
     total = len(calibration_data) if isinstance(calibration_data, Sized) else 0
@@ -321,13 +289,4 @@ def quantize(
     if watching is None:
         raise ValueError("quantize: expected calibration_data with at least one input, got none")
     show(count, count, "")
-    if not inplace:
-        return convert(watching, dtype=dtype)
-    _check_dtype("quantize", dtype)
-    calibration = calibration_of(watching)
-    assert calibration is not None
-    recipe, example_inputs = calibration.recipe(), calibration.example_inputs
-    calibration.leave()
-    watching = calibration = None
-    gc.collect()  # what watched holds the weights as they are, and itself
-    return _converted(model, recipe, example_inputs, dtype, inplace)
+    return convert(watching, dtype=dtype)
