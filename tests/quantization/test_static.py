@@ -281,8 +281,9 @@ def test_bad_data_is_refused() -> None:
         quantize(model, IMAGES[0])
     with pytest.raises(ValueError, match="saw none; call it on typical inputs first"):
         convert(prepare(model, config, IMAGES[0]))
-    with pytest.raises(ValueError, match="finite values in the input of layer first, got NaN"):
-        prepare(model, config, IMAGES[0])(torch.full_like(IMAGES[0], float("nan")))
+    for number, name in ((torch.nan, "NaN"), (torch.inf, "infinity"), (-torch.inf, "infinity")):
+        with pytest.raises(ValueError, match=f"finite values in the input of layer first.*{name}"):
+            prepare(model, config, IMAGES[0])(torch.full_like(IMAGES[0], number))
     with pytest.raises(ValueError, match=r"finite values in head\.weight"):
         broken = Residual().eval()
         broken.head.weight.data[0, 0] = float("inf")

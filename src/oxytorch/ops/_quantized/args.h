@@ -112,7 +112,7 @@ struct ByteWindowsArgs {
   std::int64_t rows;     // of a group
   std::int64_t groups;
   std::int64_t chunk_rows;
-  std::int64_t ranges;  // of the panels of a group
+  std::int64_t range_panels;  // of a group
   std::int64_t parts;
 };
 

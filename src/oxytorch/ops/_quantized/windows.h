@@ -229,9 +229,9 @@ static ByteGemmArgs product_of(const ByteGemmArgs& first, std::int64_t group, st
 static void multiply_windows_part(const ByteWindowsArgs& args, std::int64_t part,
                                   std::int32_t* sums) {
   const std::int64_t chunks = (args.rows + args.chunk_rows - 1) / args.chunk_rows;
-  const std::int64_t items = args.groups * chunks * args.ranges;
-  const std::int64_t panel_groups =
-      (args.product.weight.panel_count + kItemPanels - 1) / kItemPanels;
+  const std::int64_t panels = args.product.weight.panel_count;
+  const std::int64_t ranges = (panels + args.range_panels - 1) / args.range_panels;
+  const std::int64_t items = args.groups * chunks * ranges;
   ByteGemmArgs product = args.product;
   ByteGemm gemm{.args = product, .finish = finish_of(product.result)};
 #if OXY_HAS_TILES
@@ -239,8 +239,8 @@ static void multiply_windows_part(const ByteWindowsArgs& args, std::int64_t part
 #endif
   std::int64_t written = -1;
   for (std::int64_t i = part * items / args.parts; i < (part + 1) * items / args.parts; ++i) {
-    if (i / args.ranges != written) {
-      written = i / args.ranges;
+    if (i / ranges != written) {
+      written = i / ranges;
       const std::int64_t group = written / chunks, row = written % chunks * args.chunk_rows;
       const std::int64_t left = args.rows - row;
       const std::int64_t rows = left < args.chunk_rows ? left : args.chunk_rows;
@@ -249,10 +249,13 @@ static void multiply_windows_part(const ByteWindowsArgs& args, std::int64_t part
       product = product_of(args.product, group, row, rows);
       product.x.values = memory;
     }
-    const std::int64_t range = i % args.ranges;
-    const std::int64_t end = (range + 1) * panel_groups / args.ranges;
-    for (std::int64_t p = range * panel_groups / args.ranges; p < end; ++p) {
-      multiply_item_of_bytes(gemm, p, sums);
+    const std::int64_t first = i % ranges * args.range_panels;
+    const std::int64_t end =
+        panels - first < args.range_panels ? panels : first + args.range_panels;
+    product.weight.panel_count = end;  // behind which others read
+    for (std::int64_t p = first; p < end; p += kItemPanels) {
+      const std::int64_t some = end - p < kItemPanels ? end - p : kItemPanels;
+      multiply_chunk_of_bytes(gemm, {0, product.x.count, p, some}, sums);
     }
 #if OXY_HAS_TILES
     gemm.waiting.finish_all();

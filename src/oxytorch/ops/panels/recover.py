@@ -13,6 +13,9 @@ from .layout import values_of
 _SAMPLE = 8
 """Values of a group that a scale is tried with before all are."""
 
+_TOGETHER = 1 << 18
+"""Values whose scales are found together: what is computed of them stays in the caches."""
+
 _BYTE_SPANS = 3
 """How many codes of 8 bits a range of them may fall short of."""
 
@@ -42,30 +45,20 @@ def recovered(
     zero_points = torch.zeros(len(grouped), dtype=torch.uint8)
     found = torch.zeros(len(grouped), dtype=torch.bool)
     wide = grouped.float()
-    relative, least = _tolerance(kind, values.dtype), _least_step(values.dtype) / 2
-    sample = wide[:, :: max(1, group_size // _SAMPLE)]
+    left = wide.any(1)
+    sample = wide[:, :: max(1, group_size // _SAMPLE)].contiguous()
     for guess in _guesses(kind, wide, symmetric, values.dtype):
-        units = sample / guess[:, None]
-        nearest = _values(kind, units)
-        reach = nearest.abs() * relative + least / guess.abs()[:, None]
-        near = ((units - nearest).abs() <= reach).all(1)
-        (own,) = (near & ~found & (guess != 0)).nonzero(as_tuple=True)
-        if own.numel() == 0:
-            continue
-        multiples = _values(kind, wide[own] / guess[own, None])
-        scale = _between(grouped[own], multiples, is_float16)
-        zero = _zero_points(kind, multiples, symmetric)
-        if kind.middle is None:
-            code = kind.nearest(multiples)
-        else:
-            code = (multiples + zero[:, None]).clamp(0, kind.largest_code)
-        code, zero = code.to(torch.uint8), zero.to(torch.uint8)
-        given = values_of(format, code, scale[:, None], zero[:, None]).to(values.dtype)
-        exact = (given == grouped[own]).all(1)
-        own = own[exact]
-        codes[own], scales[own], zero_points[own] = code[exact], scale[exact], zero[exact]
-        found[own] = True
-        if bool(found.all()):
+        one = _is_near(kind, sample[:, -1:], guess, values.dtype) & (guess != 0) & left
+        (own,) = one.nonzero(as_tuple=True)
+        own = own[_is_near(kind, sample[own], guess[own], values.dtype)]
+        for some in torch.split(own, max(1, _TOGETHER // group_size)):
+            code, scale, zero = _scaled(kind, grouped[some], guess[some], symmetric, is_float16)
+            given = values_of(format, code, scale[:, None], zero[:, None]).to(values.dtype)
+            exact = (given == grouped[some]).all(1)
+            at = some[exact]
+            codes[at], scales[at], zero_points[at] = code[exact], scale[exact], zero[exact]
+            found[at], left[at] = True, False
+        if own.numel() and not bool(left.any()):
             break
     shape = len(values), -1
     return (
@@ -74,6 +67,28 @@ def recovered(
         zero_points.view(shape),
         found.view(shape),
     )
+
+
+def _is_near(kind: Format, values: Tensor, guess: Tensor, dtype: torch.dtype) -> Tensor:
+    """Whether all values of a group are about multiples of a guessed scale."""
+    units = values / guess[:, None]
+    nearest = _values(kind, units)
+    reach = nearest.abs() * _tolerance(kind, dtype) + _least_step(dtype) / 2 / guess.abs()[:, None]
+    return ((units - nearest).abs() <= reach).all(1)
+
+
+def _scaled(
+    kind: Format, values: Tensor, guess: Tensor, symmetric: bool, is_float16: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes of groups by guessed scales, and the scales and zero points that give their values."""
+    multiples = _values(kind, values.float() / guess[:, None])
+    scale = _between(values, multiples, is_float16)
+    zero = _zero_points(kind, multiples, symmetric)
+    if kind.middle is None:
+        code = kind.nearest(multiples)
+    else:
+        code = (multiples + zero[:, None]).clamp(0, kind.largest_code)
+    return code.to(torch.uint8), scale, zero.to(torch.uint8)
 
 
 def _guesses(kind: Format, wide: Tensor, symmetric: bool, dtype: torch.dtype) -> Iterator[Tensor]:
