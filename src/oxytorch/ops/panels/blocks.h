@@ -16,13 +16,12 @@ struct StoredLines {
   const std::uint8_t* panels;  // or null
   std::int64_t panel_bytes;    // between panels
   std::int64_t lines;          // of each panel
+  std::int64_t asked;          // of the first panel
 
-  // Asks for the part that item `index` of `count` takes of those of some panels.
-  OXY_MEMBER void ask(std::int64_t taken, std::int64_t index, std::int64_t count) const {
-    if (!panels) return;
-    const std::int64_t all = taken * lines;
-    for (std::int64_t i = all * index / count; i < all * (index + 1) / count; ++i) {
-      __builtin_prefetch(panels + i / lines * panel_bytes + i % lines * 64, 0, 2);
+  OXY_MEMBER void ask(std::int64_t count) {
+    for (; count > 0; --count) {
+      __builtin_prefetch(panels + asked * 64, 0, 2);
+      if (++asked == lines) panels += panel_bytes, asked = 0;
     }
   }
 };
@@ -161,15 +160,16 @@ template <class Dot, int panels, class Finish>
 static void multiply_rows(Tile tile, std::int64_t rows, const Finish& finish) {
   const std::uint8_t* ahead = rows > (panels - 1) * kTileRows ? tile.ahead : nullptr;
   const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  const std::int64_t asked = tile.stored.panels ? (panels * tile.stored.lines - 1) / tiles + 1 : 0;
   int panel = 0;
-  for (std::int64_t first = 0, taken = 0, index = 0; first < rows; first += taken, ++index) {
+  for (std::int64_t first = 0, taken = 0; first < rows; first += taken) {
     const std::int64_t left = rows - first;
     // A tile of few rows waits for its own sums, so the last ones are of about one size.
     taken = left >= 2 * kTileRows ? kTileRows : left > kTileRows ? (left + 1) / 2 : left;
     // The first few tiles ask for a panel each, line by line.
     const bool asks = ahead && panel < panels;
     tile.ahead = asks ? ahead + panel++ * tile.panel_bytes : tile.panels;
-    tile.stored.ask(panels, index, tiles);
+    tile.stored.ask(asked);
     if (tile.ends) finish.ask(first, taken);
     if (taken == kTileRows) {
       multiply_tile<Dot, kTileRows, panels>(tile);

@@ -88,10 +88,10 @@ template <class Codec>
 static StoredLines next_of(const std::uint8_t* stored, std::int64_t begin, std::int64_t length,
                            std::int64_t depth, const PanelsArgs& weight, std::int64_t next) {
   const std::int64_t lines = length / Codec::kNumbers;
-  if (begin + length < depth) return {stored + lines * 64, weight.panel_bytes, lines};
+  if (begin + length < depth) return {stored + lines * 64, weight.panel_bytes, lines, 0};
   // The last panels may be fewer.
   if (next + kItemPanels > weight.panel_count) return {};
-  return {weight.panels + next * weight.panel_bytes, weight.panel_bytes, lines};
+  return {weight.panels + next * weight.panel_bytes, weight.panel_bytes, lines, 0};
 }
 
 // Results of a chunk of rows and at most kItemPanels panels. sums: room for those of all rows.
