@@ -15,7 +15,7 @@ import openai
 import pytest
 import torch
 from small_servers import SENTENCE_SIZES, Running, running, tokenizer, write_language_model
-from torch import nn
+from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 import oxytorch
@@ -77,6 +77,13 @@ def asked_by_curl(server: Running, path: str) -> str:
     return done.stdout
 
 
+class Linear(nn.Linear):
+    """With the page's name of the input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 
 
@@ -114,7 +121,7 @@ def test_curl_embeds_and_ranks(embedding: Running, folder: Path) -> None:
 
 @needs_curl
 def test_curl_calls_a_program(folder: Path) -> None:
-    model = nn.Linear(4, 2)
+    model = Linear(4, 2)
     exported = torch.export.export(model.eval(), (torch.ones(1, 4),))
     path = folder / "net.oxy"
     oxytorch.save(oxytorch.optimize(exported), path)
