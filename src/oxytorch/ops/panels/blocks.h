@@ -11,7 +11,8 @@ inline constexpr int kTileRows = kVectorBytes == 16 ? 3 : 6;
 inline constexpr int kTilePanels = OXY_HAS_VECTORS_512 ? 4 : 1;
 inline constexpr std::int64_t kItemOutputs = kItemPanels * kPanelOutputs;
 
-// Lines of stored panels that are unpacked next, which come from memory while others are multiplied.
+// Lines of stored panels that are unpacked next, which come from memory while others are
+// multiplied.
 struct StoredLines {
   const std::uint8_t* panels;  // or null
   std::int64_t panel_bytes;    // between panels

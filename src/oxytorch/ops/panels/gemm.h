@@ -82,8 +82,8 @@ struct LastRows {
   OXY_MEMBER void ask(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {}
 };
 
-// What is unpacked after in_features `begin` to `begin + length`: as many of the same panels, or the
-// first ones of the panels from `next` on.
+// What is unpacked after in_features `begin` to `begin + length`: as many of the same panels, or
+// the first ones of the panels from `next` on.
 template <class Codec>
 static StoredLines next_of(const std::uint8_t* stored, std::int64_t begin, std::int64_t length,
                            std::int64_t depth, const PanelsArgs& weight, std::int64_t next) {
