@@ -718,7 +718,8 @@ def test_script_of_the_page_runs(script: str, tmp_path: Path) -> None:
             # The launcher ends its processes when it is asked to, not when it is killed.
             running.terminate()
             raise
-    # Seen rarely on a busy machine: torch aborts a process that shuts down, after all is done.
+    # Seen rarely on a busy machine: threads of Gloo outlive Python's interpreter (pytorch issues
+    # 190489 and 179291). This package has no thread that is left at the end.
     aborted_at_exit = "terminate called without an active exception" in output
     assert output.count(AT_THE_END) == PROCESSES, output
     assert running.returncode == 0 or aborted_at_exit, output

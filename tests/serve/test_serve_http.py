@@ -209,6 +209,8 @@ def test_mistakes_of_the_command_are_told(
     assert "not empty" in said(str(folder), "--token", " ")
     assert "is no model" in said(str(tmp_path), "--port", "0")
     assert "512 positions, got 1000" in said(str(folder), "--port", "0", "--context", "1000")
+    many = ("--port", "0", "--slots", str(10**9))
+    assert f"the keys and values of {10**9} slots" in said(str(folder), *many)
     assert "--pooling is an option" in said(str(folder), "--port", "0", "--pooling", "cls")
 
 

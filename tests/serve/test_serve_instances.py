@@ -15,6 +15,9 @@ import httpx
 import pytest
 from small_servers import wait_until, write_language_model
 
+import oxytorch
+from oxytorch.llm_command.folder import load_model
+
 
 class Instances:
     """`oxytorch serve --instances` as a process, and what it logs."""
@@ -75,6 +78,47 @@ def test_killed_instance_comes_back_and_the_others_answer(tmp_path: Path) -> Non
     for pid in server.of("instance started", "pid"):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def held(pid: int, path: Path) -> dict[str, int]:
+    """Bytes that a process holds of a mapped file, by the names that Linux gives them."""
+    sizes: dict[str, int] = {}
+    is_file = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, *words = line.split()
+        if not name.endswith(":"):
+            is_file = line.endswith(str(path))
+        elif is_file and words[0].isdigit():
+            sizes[name] = sizes.get(name, 0) + int(words[0]) * 1024
+    return sizes
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="it reads Linux's smaps")
+def test_instances_hold_the_weights_of_a_file_once(tmp_path: Path) -> None:
+    folder = write_language_model(tmp_path / "tiny", hidden_size=512, initializer_range=0.02)
+    path = tmp_path / "tiny.oxy"
+    oxytorch.save(oxytorch.llm.optimize(load_model(folder), inplace=True), path)
+    count = min(4, len(os.sched_getaffinity(0)))
+    words = ("--tokenizer", str(folder), "--instances", str(count), "--name", "tiny")
+    server = Instances(str(path), *words)
+    try:
+        wait_until(lambda: len(server.of("ready", "url")) == count, 120)
+        url = server.of("ready", "url")[0]
+        body = {"model": "tiny", "prompt": "Once upon", "max_tokens": 4, "temperature": 0}
+        for _ in range(4 * count):
+            assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+        found = [held(pid, path) for pid in server.of("instance started", "pid")]
+        server.process.send_signal(signal.SIGTERM)
+    except BaseException:
+        server.process.kill()
+        raise
+    finally:
+        status = server.end()
+    assert status == 0
+    size = path.stat().st_size
+    assert max(each["Rss:"] for each in found) >= 0.8 * size
+    assert sum(each["Pss:"] for each in found) <= 1.1 * size
+    assert sum(each["Anonymous:"] for each in found) == 0  # pages that were written to and copied
 
 
 def test_mistakes_end_all_instances(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_shared_beginnings_are_read_once(
     assert server.metrics.tokens.of("cached") > before
 
 
-def test_penalties_follow_their_formula(client: openai.OpenAI, single: Single) -> None:
+def test_penalties_change_the_answer(client: openai.OpenAI, single: Single) -> None:
     plain = client.completions.create(model="tiny", prompt="aaaa", max_tokens=30, temperature=0)
     other = client.completions.create(
         model="tiny",

@@ -144,6 +144,17 @@ def engine() -> Any:
     assert not any(thread.name == "oxytorch-engine" for thread in threading.enumerate())
 
 
+@pytest.mark.parametrize(("frequency", "wanted"), [(0.25, 3), (0.31, 9)])
+def test_penalties_are_subtracted_once_and_for_each_time(frequency: float, wanted: int) -> None:
+    """Token 3 came twice: 2 - (0.5 + 2 * frequency) against the 0.9 of token 9."""
+    asked = Asked([3, 9], 30, presence_penalty=0.5, frequency_penalty=frequency)
+    asked.sequence.new += [3, 5, 3]
+    logits = torch.zeros(1, 512)
+    logits[0, [3, 5, 9]] = torch.tensor([2.0, 1.0, 0.9])
+    asked.sequence.choose(logits)
+    assert asked.sequence.new[-1] == wanted
+
+
 def test_sequences_are_written_together(engine: Engine) -> None:
     asked = [Asked([100 + 40 * i], 30) for i in range(3)]
     engine.submit([each.sequence for each in asked])

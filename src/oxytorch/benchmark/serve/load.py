@@ -20,6 +20,7 @@ from typing import Any
 class Load:
     """What clients ask: `requests` each, one after the other.
 
+    Lengths depend on a request's number alone: as many requests of more clients are the same work.
     prompt, tokens: of a prompt, and new ones, at least and at most; prompts are all others than any
         other.
     vocabulary: prompts are of tokens below this.
@@ -80,7 +81,10 @@ def measured(load: Load, clients: int, tell: Callable[[str], object]) -> Figures
     """What `clients` clients see that ask at the same time. Raises ValueError where one fails."""
     barrier = threading.Barrier(clients + 1)
     with ThreadPoolExecutor(clients) as pool:
-        futures = [pool.submit(_client, load, number, barrier) for number in range(clients)]
+        futures = [
+            pool.submit(_client, load, range(number, clients * load.requests, clients), barrier)
+            for number in range(clients)
+        ]
         barrier.wait()
         begin = time.perf_counter()
         answers = [answer for future in futures for answer in future.result()]
@@ -110,18 +114,19 @@ def _percentile(values: list[float], percent: int) -> float:
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
-def _client(load: Load, number: int, barrier: threading.Barrier) -> list[Answer]:
-    draw = random.Random(f"{load.seed} {number}")
+def _client(load: Load, numbers: range, barrier: threading.Barrier) -> list[Answer]:
     barrier.wait()
     with _Connection(load.url, load.token) as connection:
-        return [_answer(connection, load, draw) for _ in range(load.requests)]
+        return [_answer(connection, load, number) for number in numbers]
 
 
-def _answer(connection: _Connection, load: Load, draw: random.Random) -> Answer:
+def _answer(connection: _Connection, load: Load, number: int) -> Answer:
+    lengths = random.Random(number)  # of any seed, so that other clients have the same to do
+    draw = random.Random(f"{load.seed} {number}")
     body = {
         "model": load.model,
-        "prompt": [draw.randrange(load.vocabulary) for _ in range(draw.randint(*load.prompt))],
-        "max_tokens": draw.randint(*load.tokens),
+        "prompt": [draw.randrange(load.vocabulary) for _ in range(lengths.randint(*load.prompt))],
+        "max_tokens": lengths.randint(*load.tokens),
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},

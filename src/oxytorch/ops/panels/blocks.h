@@ -11,6 +11,22 @@ inline constexpr int kTileRows = kVectorBytes == 16 ? 3 : 6;
 inline constexpr int kTilePanels = OXY_HAS_VECTORS_512 ? 4 : 1;
 inline constexpr std::int64_t kItemOutputs = kItemPanels * kPanelOutputs;
 
+// Lines of stored panels that are unpacked next, which come from memory while others are
+// multiplied.
+struct StoredLines {
+  const std::uint8_t* panels;  // or null
+  std::int64_t panel_bytes;    // between panels
+  std::int64_t lines;          // of each panel
+  std::int64_t asked;          // of the first panel
+
+  OXY_MEMBER void ask(std::int64_t count) {
+    for (; count > 0; --count) {
+      __builtin_prefetch(panels + asked * 64, 0, 2);
+      if (++asked == lines) panels += panel_bytes, asked = 0;
+    }
+  }
+};
+
 // One block of some rows times one block of some panels, added to the rows' sums.
 struct Tile {
   const std::uint8_t* rows;
@@ -34,6 +50,7 @@ struct Tile {
   // bfloat16 without scales.
   bool begins, ends;
   const std::uint8_t* ahead;  // panels that are multiplied next, or null
+  StoredLines stored;         // likewise, where these are unpacked first; not for tiles of AMX
   // Where results go that are finished as soon as their sums are complete, of bfloat16 alone.
   ClampedResults clamped;
 };
@@ -143,6 +160,8 @@ struct BlockFinish {
 template <class Dot, int panels, class Finish>
 static void multiply_rows(Tile tile, std::int64_t rows, const Finish& finish) {
   const std::uint8_t* ahead = rows > (panels - 1) * kTileRows ? tile.ahead : nullptr;
+  const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  const std::int64_t asked = tile.stored.panels ? (panels * tile.stored.lines - 1) / tiles + 1 : 0;
   int panel = 0;
   for (std::int64_t first = 0, taken = 0; first < rows; first += taken) {
     const std::int64_t left = rows - first;
@@ -151,6 +170,7 @@ static void multiply_rows(Tile tile, std::int64_t rows, const Finish& finish) {
     // The first few tiles ask for a panel each, line by line.
     const bool asks = ahead && panel < panels;
     tile.ahead = asks ? ahead + panel++ * tile.panel_bytes : tile.panels;
+    tile.stored.ask(asked);
     if (tile.ends) finish.ask(first, taken);
     if (taken == kTileRows) {
       multiply_tile<Dot, kTileRows, panels>(tile);
@@ -195,6 +215,7 @@ static void multiply_block(Tile tile, std::int64_t rows, std::int64_t panels,
       multiply_rows<Dot, 1>(tile, rows, finish_rows);
     }
     tile.panels += taken * tile.panel_bytes;
+    if (tile.stored.panels) tile.stored.panels += taken * tile.stored.panel_bytes;
     tile.clamped.skip_outputs(taken * kPanelOutputs, 2);
     if (tile.zero_points) tile.zero_points += taken * kPanelOutputs;
     if (tile.scales) tile.scales += taken * kPanelOutputs;

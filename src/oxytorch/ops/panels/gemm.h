@@ -24,6 +24,9 @@ static void read_group(const PanelsArgs& weight, std::int64_t first, std::int64_
           weight.zero_points ? weight.zero_points[at + i] : weight.middle;
     }
     if (!weight.group_scales) continue;
+    // A line has those of two groups, or of one.
+    const std::int64_t ahead = (at + 2 * kPanelOutputs) * size_of(weight.group_dtype);
+    __builtin_prefetch(static_cast<const std::uint8_t*>(weight.group_scales) + ahead);
     for (int part = 0; part < kParts; ++part) {
       store(numbers.scales + p * kPanelOutputs + part * kLanes,
             group_scales_of(weight, at + part * kLanes));
@@ -78,6 +81,18 @@ struct LastRows {
   }
   OXY_MEMBER void ask(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {}
 };
+
+// What is unpacked after in_features `begin` to `begin + length`: as many of the same panels, or
+// the first ones of the panels from `next` on.
+template <class Codec>
+static StoredLines next_of(const std::uint8_t* stored, std::int64_t begin, std::int64_t length,
+                           std::int64_t depth, const PanelsArgs& weight, std::int64_t next) {
+  const std::int64_t lines = length / Codec::kNumbers;
+  if (begin + length < depth) return {stored + lines * 64, weight.panel_bytes, lines, 0};
+  // The last panels may be fewer.
+  if (next + kItemPanels > weight.panel_count) return {};
+  return {weight.panels + next * weight.panel_bytes, weight.panel_bytes, lines, 0};
+}
 
 // Results of a chunk of rows and at most kItemPanels panels. sums: room for those of all rows.
 template <class Dot, class Codec>
@@ -155,6 +170,9 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
           .begins = begins && begin == 0,
           .ends = ends && group + 1 == x.blocks && begin + length == end,
           .ahead = ahead,
+          .stored = unpacks && !uses_tiles ? next_of<Codec>(stored, begin, length, x.depth, weight,
+                                                            first_panel + kItemPanels)
+                                           : StoredLines{},
           .clamped = clamped,
       };
       if (rows > ragged) multiply_block_at_level<Dot>(tile, rows - ragged, panels, finish);

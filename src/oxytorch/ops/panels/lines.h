@@ -255,6 +255,7 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
       .begins = false,
       .ends = false,
       .ahead = nullptr,
+      .stored = {},
       .clamped = {},
   };
   OutputNumbers numbers;
