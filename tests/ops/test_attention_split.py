@@ -47,6 +47,5 @@ def test_heads_stay_whole_where_pieces_would_take_more_rounds(in_tiles: bool) ->
 
 
 def test_a_single_head_is_split_among_all_threads() -> None:
-    """In vectors 35 rows take as many tiles as 32, and one thread less."""
-    assert -(-512 // _rows(False, 1, 512, 16)) == 15
+    assert -(-512 // _rows(False, 1, 512, 16)) == 16
     assert -(-512 // _rows(True, 1, 512, 16)) == 16
