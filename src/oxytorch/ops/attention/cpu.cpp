@@ -1,11 +1,9 @@
 #include <cmath>
 
-#include "core/export.h"
 #include "core/math_mode.h"
 #include "core/parallel.h"
 #include "ops/_attention/entry.h"
 #include "ops/attention/kernel.h"
-#include "ops/attention/split.h"
 
 namespace oxytorch {
 
@@ -25,9 +23,14 @@ static void check_heads(const char* argument, const Tensor& tensor, const Tensor
   }
 }
 
-// Whether products are made in tiles of AMX.
-static bool is_in_tiles(const AttentionArgs& args) {
-  return level_has(Capability::tiles) && (args.dtype == DType::bfloat16 || args.rounds_products);
+// Large blocks read the keys less often; there should be a few of them for every thread.
+static std::int64_t rows_of_item(std::int64_t heads, std::int64_t length) {
+  std::uint32_t threads = 1;
+  check_call(torch_get_num_threads(&threads), "get_num_threads");
+  constexpr std::int64_t kLeast = 24;
+  std::int64_t blocks = (length + kAttentionRows - 1) / kAttentionRows;
+  while (heads * blocks < 3 * threads && length / (blocks + 1) >= kLeast) ++blocks;
+  return blocks > 0 ? (length + blocks - 1) / blocks : 1;
 }
 
 static Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -74,13 +77,12 @@ static Tensor attention(const Tensor& query, const Tensor& key, const Tensor& va
   args.length = length;
   args.keys = keys;
   args.dim = dim;
+  args.rows = rows_of_item(batch * heads, length);
+  args.blocks = (length + args.rows - 1) / args.rows;
   args.scale = static_cast<float>(scale ? *scale : 1.0 / std::sqrt(static_cast<double>(dim)));
   args.causal = is_causal;
   args.unseen = unseen_as_nan ? std::nanf("") : 0.0f;
   args.rounds_products = args.dtype == DType::float32 && rounds_products();
-  args.rows = attention_rows(is_in_tiles(args) ? kTileAttention : kVectorAttention, batch * heads,
-                             length, available_threads());
-  args.blocks = (length + args.rows - 1) / args.rows;
   run(attention_copies, args, batch * heads * args.blocks, args.rows * keys * dim / 4 + 1);
   return out;
 }
@@ -91,10 +93,3 @@ OXY_OP(attention,
        attention)
 
 }  // namespace oxytorch
-
-// For tests: the query rows of an item.
-OXY_EXPORT std::int64_t oxytorch_attention_rows(bool in_tiles, std::int64_t heads,
-                                                std::int64_t length, std::int64_t threads) {
-  using namespace oxytorch;
-  return attention_rows(in_tiles ? kTileAttention : kVectorAttention, heads, length, threads);
-}
