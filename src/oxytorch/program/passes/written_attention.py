@@ -88,7 +88,11 @@ def _is_like(value: Any, other: Value) -> bool:
 
 
 class _Place:
-    """Attention that may be there. product: the second one. between: steps behind the softmax."""
+    """Attention that may be there.
+
+    product: the second one.
+    between: steps behind the softmax.
+    """
 
     def __init__(
         self, editor: Editor, product: Step, softmax: Step, between: Sequence[Step]
@@ -264,8 +268,9 @@ class _Place:
     ) -> Value | None:
         """What a product takes as [batch, heads, length, dim], without copies where that can be.
 
-        batch: of the queries. ends: the axes of length and dim. is_turned: whether the product
-        takes them the other way round.
+        batch: of the queries.
+        ends: the axes of length and dim.
+        is_turned: whether the product takes them the other way round.
         """
         own = _batch(walk)
         kept = [*own]
