@@ -4,11 +4,10 @@
     python benchmarks/memory_checks.py CHECK MODE
 
 CHECK is the name of a function below without `c_`, MODE native or expandable (torch's allocator),
-ours, ours-native or ours-expandable (`oxytorch.memory.use`); for those that begin with
-`cpu` default, ours-cpu or mallopt (`cpu` alone). N is the number of steps of `vary`, LIMIT the GiB
-that it may
-hold, PAGE the MiB of a page of `driver`; DET=1 asks for deterministic kernels. Prints one line of
-JSON.
+ours, ours-native or ours-expandable (`oxytorch.memory.use`); for those that begin with `cpu`
+default, ours-cpu or mallopt (`cpu` alone). N is the number of steps of `vary`, LIMIT the GiB that
+it may hold, PAGE the MiB of a page of `driver`; DET=1 asks for deterministic kernels. Prints one
+line of JSON.
 """
 
 import ctypes

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +47,26 @@ class Instances:
         return status
 
 
+@contextmanager
+def ready(count: int, model: str, *words: str) -> Iterator[tuple[Instances, str]]:
+    """Instances that are all ready, and the address of one; they are asked to end, and end well."""
+    server = Instances(model, *words, "--instances", str(count), "--name", "tiny")
+    try:
+        wait_until(lambda: len(server.of("ready", "url")) == count, 120)
+        yield server, server.of("ready", "url")[0]
+        server.process.send_signal(signal.SIGTERM)
+    except BaseException:
+        server.process.kill()
+        raise
+    finally:
+        status = server.end()
+    assert status == 0
+
+
 def test_killed_instance_comes_back_and_the_others_answer(tmp_path: Path) -> None:
     count = min(2, len(os.sched_getaffinity(0)))
     folder = write_language_model(tmp_path / "tiny")
-    server = Instances(str(folder), "--instances", str(count), "--name", "tiny")
-    try:
-        wait_until(lambda: len(server.of("ready", "url")) == count, 120)
-        url = server.of("ready", "url")[0]
+    with ready(count, str(folder)) as (server, url):
         body = {"model": "tiny", "prompt": "Once upon", "max_tokens": 12, "temperature": 0}
 
         def answer() -> str:
@@ -68,13 +83,6 @@ def test_killed_instance_comes_back_and_the_others_answer(tmp_path: Path) -> Non
         wait_until(lambda: len(server.of("ready", "url")) == count + 1, 120)
         assert server.of("instance ended", "status") == [-signal.SIGKILL]
         assert {answer() for _ in range(6)} == {first}
-        server.process.send_signal(signal.SIGTERM)
-    except BaseException:
-        server.process.kill()
-        raise
-    finally:
-        status = server.end()
-    assert status == 0
     for pid in server.of("instance started", "pid"):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -99,22 +107,11 @@ def test_instances_hold_the_weights_of_a_file_once(tmp_path: Path) -> None:
     path = tmp_path / "tiny.oxy"
     oxytorch.save(oxytorch.llm.optimize(load_model(folder), inplace=True), path)
     count = min(4, len(os.sched_getaffinity(0)))
-    words = ("--tokenizer", str(folder), "--instances", str(count), "--name", "tiny")
-    server = Instances(str(path), *words)
-    try:
-        wait_until(lambda: len(server.of("ready", "url")) == count, 120)
-        url = server.of("ready", "url")[0]
+    with ready(count, str(path), "--tokenizer", str(folder)) as (server, url):
         body = {"model": "tiny", "prompt": "Once upon", "max_tokens": 4, "temperature": 0}
         for _ in range(4 * count):
             assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
         found = [held(pid, path) for pid in server.of("instance started", "pid")]
-        server.process.send_signal(signal.SIGTERM)
-    except BaseException:
-        server.process.kill()
-        raise
-    finally:
-        status = server.end()
-    assert status == 0
     size = path.stat().st_size
     assert max(each["Rss:"] for each in found) >= 0.8 * size
     assert sum(each["Pss:"] for each in found) <= 1.1 * size

@@ -19,6 +19,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from checks import CASES, call  # noqa: E402
 from forms import assert_alike  # noqa: E402
+from report import part  # noqa: E402
 
 import oxytorch  # noqa: E402
 from oxytorch.benchmark.programs.runs import why_none  # noqa: E402
@@ -39,8 +40,8 @@ def _outcome(name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--part", default="1/1", help="which of how many parts (default: 1/1)")
-    number, count = map(int, parser.parse_args().part.split("/"))
+    parser.add_argument("--part", type=part, default="1/1", help="I/N: only every Nth model")
+    number, count = parser.parse_args().part
     warnings.filterwarnings("ignore")
     names = sorted(CASES)[number - 1 :: count]
     programs = 0

@@ -198,7 +198,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="lines (default: one of build/zoo*.jsonl)")
     parser.add_argument("--resume", action="store_true", help="go on with what --output lacks")
     parser.add_argument("--show", action="store_true", help="only print the tables of --output")
-    parser.add_argument("--part", type=_part, help="I/N: only every Nth model, from the Ith")
+    parser.add_argument("--part", type=part, help="I/N: only every Nth model, from the Ith")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one model")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
@@ -233,7 +233,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return 1 if any(line["status"] in ("wrong", "died", "broken check") for line in lines) else 0
 
 
-def _part(text: str) -> tuple[int, int]:
+def part(text: str) -> tuple[int, int]:
     """What `--part` says: (I, N)."""
     first, _, count = text.partition("/")
     if not (first.isdigit() and count.isdigit() and 1 <= int(first) <= int(count)):

@@ -306,8 +306,9 @@ class Places:
     types: (object, its type).
     attributes: (object, name, value).
     bare: objects that have no attributes.
-    functions: (it, its code and defaults). lists and sets: (it, what it holds). versioned and
-        small: tensors whose values are compared, by their versions and as such.
+    functions: (it, its code and defaults).
+    lists, sets: (it, what it holds).
+    versioned, small: tensors whose values are compared, by their versions and as such.
     formed: those whose sizes, strides and dtype are.
     clocks: written to when packed tensors are.
     """

@@ -39,8 +39,7 @@ only gross faults show; a peer's conversion is the same in all of its formats.
 class LlmSettings:
     """What the options say.
 
-    shape or folder: the model.
-
+    shape, folder: the model, by one of them.
     precisions: of oxytorch.
     peers: names.
     rounds: turns of each.

@@ -32,12 +32,15 @@ def quantized_gru(
     """Runs GRU layers over all steps, with weights and products of signed bytes.
 
     x: [steps, batch, features], or [rows, features] with batch_sizes; float32, bfloat16 or float16.
-    h: the first state, [layers * directions, batch, hidden_size] of x's dtype; None: zeros. The
-        lists hold a tensor for each direction of each layer, the first layer's first. Panels uint8
-        and sums int32: from `ops.recurrent.pack_weight` of int8 weights [3 * hidden_size,
-        in_features]. Scales: float32, one for each output, in the order of
-        `ops.recurrent.units_together`. Biases: as torch has them, [3 * hidden_size], float32,
-        bfloat16 or float16; no tensor for no bias.
+    h: the first state, [layers * directions, batch, hidden_size] of x's dtype; None: zeros.
+    input_panels, hidden_panels: uint8, from `ops.recurrent.pack_weight` of int8 weights
+        [3 * hidden_size, in_features]; a tensor for each direction of each layer, the first
+        layer's first, as in all lists.
+    input_scales, hidden_scales: float32, one for each output, in the order of
+        `ops.recurrent.units_together`.
+    input_sums, hidden_sums: int32, from `ops.recurrent.pack_weight`.
+    input_biases, hidden_biases: as torch has them, [3 * hidden_size], float32, bfloat16 or
+        float16; no tensor for no bias.
     direction: "forward", "reverse" or "both", whose outputs lie side by side.
     batch_sizes: of each step, not growing, as in torch's PackedSequence.
 

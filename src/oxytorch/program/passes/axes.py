@@ -112,7 +112,7 @@ def knows(step: Step) -> bool:
 def _expanded(dims: list[Dim], shape: Sequence[Any]) -> list[Dim] | None:
     found: list[Dim] = [()] * (len(shape) - len(dims)) + dims
     for place, size in enumerate(shape):
-        own = _size(found[place])
+        own = size_of(found[place])
         if is_same(own, size):
             continue
         if not is_same(own, 1):
@@ -121,9 +121,10 @@ def _expanded(dims: list[Dim], shape: Sequence[Any]) -> list[Dim] | None:
     return found
 
 
-def _size(dim: Dim) -> Any:
+def size_of(axes: Sequence[Axis]) -> Any:
+    """Of the dimension that several become one in."""
     size: Any = 1
-    for axis in dim:
+    for axis in axes:
         size = size * axis.size
     return size
 
@@ -134,7 +135,7 @@ def _regrouped(flat: Sequence[Axis], shape: Sequence[Any]) -> list[Dim] | None:
     place = 0
     for number, size in enumerate(shape):
         dim: list[Axis] = []
-        while not is_same(_size(tuple(dim)), size) or (
+        while not is_same(size_of(dim), size) or (
             is_same(size, 1) and not dim and place < len(flat) and is_same(flat[place].size, 1)
         ):
             if place == len(flat):

@@ -14,7 +14,7 @@ import torch
 
 from ..program import Argument, Some, Step, Value
 from .attention import OURS, pays_written_out
-from .axes import Axis, Dim, Walk, knows
+from .axes import Axis, Dim, Walk, knows, size_of
 from .editor import VIEWS, Editor, are_same, is_same
 
 PRODUCTS = ("aten::bmm", "aten::matmul")
@@ -205,16 +205,18 @@ class _Place:
             return None
         return scores, _Places(places, float(found), is_else)
 
+    def _scores_before(self, step: Step, result: Value) -> Value | None:
+        """The scores that a step scales or masks."""
+        found = self._factor(step, result) or self._mask(step, result)
+        return None if found is None else found[0]
+
     def _is_behind_product(self, value: Value) -> bool:
         """Whether a value is made of a product by steps that the scores may go through."""
         maker = self._editor.maker.get(value)
         while maker is not None and maker.target not in PRODUCTS:
-            factor = self._factor(maker, value)
-            mask = None if factor is not None else self._mask(maker, value)
-            if factor is not None:
-                value = factor[0]
-            elif mask is not None:
-                value = mask[0]
+            before = self._scores_before(maker, value)
+            if before is not None:
+                value = before
             elif knows(maker) or _is_cast(maker):
                 value = maker.arguments[0]
             else:
@@ -250,12 +252,9 @@ class _Place:
     def _dims_at(self, value: Value, after: dict[Value, list[Dim]]) -> list[Dim]:
         """The dimensions of scores, by what the steps that move elements gave before."""
         while value not in after:
-            maker = self._editor.maker[value]
-            factor = self._factor(maker, value)
-            mask = None if factor is not None else self._mask(maker, value)
-            found = factor or mask
-            assert found is not None
-            value = found[0]
+            before = self._scores_before(self._editor.maker[value], value)
+            assert before is not None
+            value = before
         return after[value]
 
     def _heads(
@@ -279,9 +278,7 @@ class _Place:
         counts, wanted = ([axis.size for axis in each] for each in (own, batch))
         if not are_same(counts[: len(batch) - 1], wanted[:-1]):
             return None
-        heads: Any = 1
-        for count in counts[len(batch) - 1 :]:
-            heads = heads * count
+        heads = size_of(own[len(batch) - 1 :])
         if not is_same(heads, wanted[-1]) or any(axis.is_repeated for axis in kept):
             return None
         order = [*kept, *ends]
