@@ -22,7 +22,10 @@ _FORMATS = {
 
 
 def save(
-    model: ProgramModel | LanguageModel | nn.Module, path: str | Path, sample_input: Any = None
+    model: ProgramModel | LanguageModel | nn.Module,
+    path: str | Path,
+    sample_input: Any = None,
+    dynamic_shapes: Any = None,
 ) -> None:
     """Write a model and its tensors to one file, which `load` opens in any process.
 
@@ -30,16 +33,23 @@ def save(
         returned; or another module, which `torch.export` exports with `sample_input`.
     path: a file that exists is replaced; a process that has loaded it keeps the old one.
     sample_input: for a module that is exported: a tensor (the only argument), a tuple (positional
-        arguments) or a mapping (keyword arguments). The program takes inputs of these sizes; export
-        the module yourself with `dynamic_shapes` for others.
+        arguments) or a mapping (keyword arguments).
+    dynamic_shapes: which sizes of the inputs may differ from the sample's, as `torch.export.export`
+        takes it: `({0: torch.export.Dim.DYNAMIC},)` for any batch size of the only argument.
+        Without it the program takes inputs of the sample's sizes.
 
     Of a language model the file has what `generate` needs: packed weights, the cache's format, end
     and padding tokens, stop strings and repetition penalty. It has no tokenizer.
 
-    Raises TypeError if `model` is none of these or the sample is missing or not wanted, ValueError
-    if the module is in training mode or the file cannot hold it, and torch's errors where a module
-    cannot be exported.
+    Raises TypeError if `model` is none of these or the sample or `dynamic_shapes` is missing or not
+    wanted, ValueError if the module is in training mode or the file cannot hold it, and torch's
+    errors where a module cannot be exported.
     """
+    if sample_input is None and dynamic_shapes is not None:
+        raise TypeError(
+            "save: expected no dynamic_shapes without sample_input; it is for a module that is "
+            "exported: oxytorch.save(model, path, sample_input=x, dynamic_shapes=...)"
+        )
     if sample_input is None and not _is_program(model):
         from .llm import saving as language_models  # which a program has no use for
 
@@ -47,7 +57,7 @@ def save(
             return language_models.save(model, Path(path))
     from .program import files as programs
 
-    return programs.save(model, Path(path), sample_input)
+    return programs.save(model, Path(path), sample_input, dynamic_shapes)
 
 
 def _is_program(model: object) -> bool:

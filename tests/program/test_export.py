@@ -244,7 +244,7 @@ BAD: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "shape": (
         lambda m: m({"a": torch.ones(2, 4)}, NESTED[1], 4, flag=False),
         ValueError,
-        r"x\['a'\] of shape \[2, 3\], got \[2, 4\]; export with dynamic_shapes",
+        r"x\['a'\] of shape \[2, 3\], got \[2, 4\]; export or save the model with dynamic_shapes",
     ),
     "number": (lambda m: m(*NESTED, 5, flag=False), ValueError, "factor to be 4, .* got 5"),
     "bool": (lambda m: m(*NESTED, 4, flag=0), ValueError, "flag to be False, .* got 0"),

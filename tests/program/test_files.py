@@ -447,6 +447,26 @@ def test_a_module_is_exported_with_its_sample(tmp_path: Path) -> None:
         oxytorch.save(model.train(), path, sample_input=x)
 
 
+def test_a_module_is_saved_for_other_sizes(tmp_path: Path) -> None:
+    model, path = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)).eval(), "m.oxy"
+    x, sizes = torch.randn(2, 256), {0: Dim.DYNAMIC}
+    forms = (model, oxytorch.optimize(model), oxytorch.optimize(model, sample_input=x, graph=True))
+    for form in forms:
+        oxytorch.save(form, tmp_path / path, sample_input=x, dynamic_shapes=(sizes,))
+        by_place = oxytorch.load(tmp_path / path)
+        named = {"input": sizes}
+        oxytorch.save(form, tmp_path / path, sample_input={"input": x}, dynamic_shapes=named)
+        by_name = oxytorch.load(tmp_path / path)
+        for rows in (1, 5):
+            other = torch.randn(rows, 256)
+            for found in (by_place(other), by_name(input=other)):
+                torch.testing.assert_close(found, model(other), rtol=1e-5, atol=1e-5)
+        with pytest.raises(ValueError, match="of shape .any, 256., got"):
+            by_place(torch.randn(2, 255))
+    with pytest.raises(TypeError, match="save: expected no dynamic_shapes without sample_input"):
+        oxytorch.save(by_place, tmp_path / path, dynamic_shapes=(sizes,))
+
+
 def test_only_programs_are_saved(tmp_path: Path) -> None:
     wanted = r"save: expected a program, or a module with sample_input, got a Linear"
     with pytest.raises(TypeError, match=wanted):

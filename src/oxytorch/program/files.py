@@ -48,11 +48,13 @@ _Item = TypeVar("_Item")
 _NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 
 
-def save(model: object, path: Path, sample_input: Any = None) -> None:
+def save(
+    model: object, path: Path, sample_input: Any = None, dynamic_shapes: Any = None
+) -> None:
     """Write a program to a file; see `oxytorch.save`."""
     if isinstance(model, nn.Module) and sample_input is not None:
         check_evaluation("save", model)
-        model = _exported(model, sample_input)
+        model = _exported(model, sample_input, dynamic_shapes)
     elif not isinstance(model, ProgramModel):
         raise TypeError(
             f"save: expected a program, or a module with sample_input, got a "
@@ -122,7 +124,7 @@ def _input_data(each: Input) -> list[Any]:
     return ["fixed", each.name, each.value]
 
 
-def _exported(model: nn.Module, sample_input: Any) -> ProgramModel:
+def _exported(model: nn.Module, sample_input: Any, dynamic_shapes: Any) -> ProgramModel:
     from .export import from_exported  # which who loads a file has no use for
 
     if isinstance(sample_input, (str, list)):
@@ -139,7 +141,7 @@ def _exported(model: nn.Module, sample_input: Any) -> ProgramModel:
         args = sample_input
     layers = getattr(model.__dict__.get("forward"), "layers", None)  # of a `Replay`
     with torch.no_grad():
-        exported = torch.export.export(model, args, kwargs)
+        exported = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
         return from_exported(exported, storable=True, layers=layers)
 
 

@@ -213,7 +213,7 @@ class ProgramModel:
                     shown = ", ".join("any" if size is None else str(size) for size in wanted)
                     raise ValueError(
                         f"program: expected {expected.name} of shape [{shown}], got {[*shape]}; "
-                        "export with dynamic_shapes to have other sizes"
+                        "export or save the model with dynamic_shapes to have other sizes"
                     )
         names = [each.name for each in self.interface.inputs]
         for condition in self.interface.conditions:

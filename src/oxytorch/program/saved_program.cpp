@@ -360,7 +360,7 @@ class SavedProgram {
         wanted += (size < 0 ? "any" : std::to_string(size)) + " ";
       for (std::int64_t i = 0; i < dim; ++i) got += std::to_string(sizes[i]) + " ";
       fail("expected " + input.name + " of shape [ " + wanted + "], got [ " + got +
-           "]; export with dynamic_shapes to have other sizes");
+           "]; export or save the model with dynamic_shapes to have other sizes");
     }
     return {sizes, sizes + dim};
   }
