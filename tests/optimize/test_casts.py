@@ -350,6 +350,17 @@ def test_code_that_mixes_dtypes_says_what_to_do(name: str, nested: bool) -> None
         torch.testing.assert_close(found.float(), model(x), rtol=5e-2, atol=5e-2)
 
 
+def test_a_layer_that_was_put_in_afterwards_is_named() -> None:
+    x = torch.randn(6, SIZE)
+    optimized = oxytorch.optimize(nn.Sequential(_linear(), _linear()).eval(), dtype=torch.bfloat16)
+    optimized[1] = _linear()
+    with pytest.raises(DtypeError, match=r"'1\.weight' is torch\.float32, convert") as found:
+        optimized(x)
+    assert "model.get_submodule('1').to(torch.bfloat16)" in str(found.value)
+    optimized.get_submodule("1").to(torch.bfloat16)
+    assert optimized(x).dtype is torch.bfloat16
+
+
 @pytest.mark.parametrize("given", [torch.ones(6, SIZE, dtype=torch.int64), torch.randn(6, 3), None])
 def test_other_errors_are_the_models_own(given: Any) -> None:
     model = nn.Sequential(Mixing(F.relu)).eval()

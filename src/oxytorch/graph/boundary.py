@@ -162,11 +162,20 @@ def is_about_dtypes(error: Exception) -> bool:
 
 
 def _advice(module: nn.Module, dtype: torch.dtype) -> str:
-    return (
+    advice = (
         f"optimize: the code of {type(module).__name__} mixes {dtype} with other dtypes, or calls "
         f"what has no {dtype}, as it may after .to({dtype}) alone (the error above says where); "
         "either give optimize a sample_input like this call's, on which parts that fail are found, "
         f"or name such a part: dtype={{'': {dtype}, 'path.of.the.part': torch.float32}}"
+    )
+    floating = {name: p.dtype for name, p in module.named_parameters() if _is_floating(p)}
+    other = next((name for name, own in floating.items() if own is not dtype), None)
+    if other is None:
+        return advice
+    part = other.rpartition(".")[0]
+    return (
+        f"{advice}; or, as {other!r} is {floating[other]}, convert what was put in after optimize: "
+        f"model.get_submodule({part!r}).to({dtype})"
     )
 
 
