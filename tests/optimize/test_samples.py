@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict, UserDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -67,3 +69,52 @@ def test_quantize_suggests_the_structure(kind: type[nn.Module], sample: Any, way
 def test_prepare_suggests_the_structure() -> None:
     with pytest.raises(ValueError, match=r"^prepare: example_inputs does not fit .*inputs\[0\]"):
         prepare(One().eval(), None, (X, X))
+
+
+class Emptying(nn.Module):
+    """Takes what it needs out of a container, as models do that are given a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 256)
+
+    def forward(self, batch: Any) -> Tensor:
+        batch = batch["inner"] if "inner" in batch else batch
+        return torch.relu(self.layer(batch.pop() if isinstance(batch, list) else batch.pop("x")))
+
+
+EMPTIED: dict[str, Callable[[Tensor], Any]] = {
+    "dictionary": lambda x: {"x": x},
+    "ordered dictionary": lambda x: OrderedDict(x=x),
+    "BatchEncoding and its like": lambda x: UserDict(x=x),
+    "list": lambda x: [x],
+    "within another": lambda x: {"inner": {"x": x}},
+}
+WAYS: list[dict[str, Any]] = [
+    {}, {"graph": True}, {"tune": True}, {"verify": True}, {"dtype": torch.bfloat16},
+    {"passes": ["fuse"]}, {"passes": ["program"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("kind", EMPTIED)
+def test_a_call_may_empty_what_it_is_given(kind: str, way: dict[str, Any]) -> None:
+    model, x, make = Emptying().eval(), torch.randn(8, 256), EMPTIED[kind]
+    sample = make(x)
+    optimized = oxytorch.optimize(model, sample_input=(sample,), **way)
+    assert sample == make(x)
+    for _ in range(3):
+        given = make(x)
+        found = optimized(given)
+        given = given["inner"] if kind == "within another" else given
+        assert not given, "the call took nothing out of what it was given"
+    tolerance = 2e-2 if "dtype" in way else 1e-5
+    torch.testing.assert_close(found.float(), model(make(x)), rtol=tolerance, atol=tolerance)
+
+
+def test_quantize_refuses_code_that_empties_what_it_is_given() -> None:
+    x = torch.randn(8, 256)
+    data = [({"x": x},), ({"x": x + 1},)]
+    with pytest.raises(ValueError, match=r"^quantize: Emptying cannot be captured: .*dictionary"):
+        oxytorch.quantize(Emptying().eval(), data)
+    assert data[0][0] == {"x": x}

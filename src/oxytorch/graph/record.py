@@ -309,7 +309,7 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
         strange = [leaf for leaf in given if not (isinstance(leaf, Tensor) or is_constant(leaf))]
         if strange:
             call.refusal = f"it is given a {type(strange[0]).__name__}"
-        self._lists[len(self.calls)] = _inside_lists(args, kwargs)
+        self._lists[len(self.calls)] = inside_containers(args, kwargs)
         self.calls.append(call)
         if self._is_leaf(module):
             self._whole.append(module)
@@ -359,7 +359,7 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
             call.end = len(self.steps)
             return
         call = self.calls[self._running[-1]]
-        if _inside_lists(*call.given) != self._lists[self._running[-1]]:
+        if inside_containers(*call.given) != self._lists[self._running[-1]]:
             self.refuse("its code writes to a list or a dictionary that it is given")
         call.output = call.outer_output = self.named(output)
         call.end = len(self.steps)
@@ -432,7 +432,7 @@ def _given_to(frame: types.FrameType) -> list[Any]:
     return pytree.tree_leaves(found)
 
 
-def _inside_lists(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def inside_containers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """What the containers among arguments hold."""
     return [[*map(id, pytree.tree_leaves(value))] for value in (*args, *kwargs.values())]
 

@@ -336,7 +336,7 @@ def look_at_sizes(context: Context) -> None:
             state = around.enter_context(sample.learning(model))
             if state is not None:
                 around.enter_context(state.watching())
-            model(*sample.args, **sample.kwargs)
+            sample.given_to(model)
     except Exception as error:  # it may not run under modes
         pass_on_interruption(error)
         sample.learn(model)

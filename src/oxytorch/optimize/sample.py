@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterator, Mapping
+import operator
+from collections import OrderedDict, UserDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +18,9 @@ from ..core.interruption import pass_on_interruption
 from ..graph.state import Path, State
 
 
+_EMPTIED = frozenset([list, dict, OrderedDict, defaultdict, set, deque])
+
+
 class SampleError(ValueError):
     """A model cannot be called with its sample input."""
 
@@ -24,20 +30,23 @@ class Sample:
 
     sample_input: a tensor is the only argument, a tuple or list the positional ones, a mapping the
     keyword ones.
+
+    Lists and dictionaries among them are made again for whoever asks, since a call may empty them.
     """
 
     def __init__(self, sample_input: Any) -> None:
-        self.args: tuple[Any, ...] = ()
-        self.kwargs: dict[str, Any] = {}
+        args: tuple[Any, ...] = ()
+        kwargs: dict[str, Any] = {}
         if isinstance(sample_input, Mapping):
-            self.kwargs = dict(sample_input)
+            kwargs = dict(sample_input)
         elif isinstance(sample_input, (tuple, list)):
-            self.args = tuple(sample_input)
+            args = tuple(sample_input)
         else:
-            self.args = (sample_input,)
-        leaves = pytree.tree_leaves(self.call)
+            args = (sample_input,)
+        self._given = args, kwargs
+        leaves = pytree.tree_leaves(self._given)
         if any(isinstance(leaf, Tensor) and leaf.is_inference() for leaf in leaves):
-            self.args, self.kwargs = pytree.tree_map(_normal, self.call)
+            self._given = pytree.tree_map(_normal, self._given)
         self._own: torch.dtype | None = None  # the dtype of the model
         self._is_known = False
         self._written: set[Path] = set()  # by runs of the model, once that is known
@@ -45,8 +54,27 @@ class Sample:
 
     @property
     def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as a pair."""
-        return self.args, self.kwargs
+        """The arguments as a pair, for one call."""
+        args, kwargs = self._given
+        if all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+            return self._given  # a call itself makes the dictionary again
+        made: dict[int, Any] = {}
+        return _made_again(args, made), _made_again(kwargs, made)
+
+    def given_to(self, function: Callable[..., Any]) -> Any:
+        """What a function or model returns for the arguments."""
+        args, kwargs = self.call
+        return function(*args, **kwargs)
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments, for one call."""
+        return self.call[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments, for one call."""
+        return self.call[1]
 
     @contextmanager
     def running(self, *models: nn.Module) -> Iterator[None]:
@@ -60,7 +88,8 @@ class Sample:
 
     def _state(self, *models: nn.Module) -> State:
         written = None if self._keeps_all else self._written
-        return State((*models, {"args": self.args, "kwargs": self.kwargs}), written)
+        args, kwargs = self._given
+        return State((*models, {"args": args, "kwargs": kwargs}), written)
 
     def written(self, model: nn.Module) -> set[int]:
         """The identities of a model's tensors that its runs write to."""
@@ -74,8 +103,8 @@ class Sample:
         self._own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
         own = self._own
         if own is not None and own not in dtypes:
-            self.args, self.kwargs = pytree.tree_map(
-                lambda leaf: leaf.to(own) if _is_one_of(leaf, dtypes) else leaf, self.call
+            self._given = pytree.tree_map(
+                lambda leaf: leaf.to(own) if _is_one_of(leaf, dtypes) else leaf, self._given
             )
 
     @contextmanager
@@ -99,7 +128,7 @@ class Sample:
             with torch.no_grad(), self.learning(model) as state:
                 assert state is not None
                 with state.watching():
-                    model(*self.args, **self.kwargs)
+                    self.given_to(model)
         except Exception as error:  # it may not run under modes
             pass_on_interruption(error)
             self._is_known = self._keeps_all = True
@@ -109,7 +138,7 @@ class Sample:
         with self.running(model):
             try:
                 with torch.no_grad():
-                    model(*self.args, **self.kwargs)
+                    self.given_to(model)
             except Exception as error:
                 pass_on_interruption(error)
                 raise self.misfit(model, error) from error
@@ -213,6 +242,29 @@ def sample_of_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 
 def _batched(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(arg.unsqueeze(0) if isinstance(arg, Tensor) else arg for arg in args)
+
+
+def _made_again(value: Any, made: dict[int, Any]) -> Any:
+    """The lists, dictionaries and sets of a value made again, with the same in them.
+
+    made: what was made, by the identity of what it stands for.
+    """
+    kind = type(value)
+    if kind is tuple:
+        parts = tuple([_made_again(part, made) for part in value])
+        return value if all(map(operator.is_, value, parts)) else parts
+    if kind not in _EMPTIED and not isinstance(value, UserDict):
+        return value
+    if id(value) not in made:
+        made[id(value)] = again = copy.copy(value)
+        if isinstance(value, UserDict):
+            again.data = _made_again(value.data, made)
+        elif isinstance(again, dict):
+            again.update((key, _made_again(item, made)) for key, item in value.items())
+        elif not isinstance(again, set):
+            for place, item in enumerate(value):
+                again[place] = _made_again(item, made)
+    return made[id(value)]
 
 
 def _normal(leaf: Any) -> Any:

@@ -118,7 +118,7 @@ def core_call(
         return run(*args, **kwargs)
 
     with forwards_set({core: noting}), sample.running(model), torch.no_grad():
-        model(*sample.args, **sample.kwargs)
+        sample.given_to(model)
     if len(calls) != 1:
         raise SampleError(f"optimize: expected one call of {type(core).__name__}, got {len(calls)}")
     return calls[0]

@@ -232,13 +232,13 @@ def _first(request: Request, seen: Context) -> tuple[Run, list[nn.Module], bool]
     forward = seen.model.__dict__.get("forward")
     if seen.is_program and not seen.packing_decides and isinstance(forward, Replay):
         own = forward.forward
-        return lambda: own(*sample.args, **sample.kwargs), [], True
+        return lambda: sample.given_to(own), [], True
     converted = _built(model, dtype, sample, ("cast",), seen)
     return _call(converted, sample), [converted], False
 
 
 def _call(model: nn.Module, sample: Sample) -> Run:
-    return lambda: model(*sample.args, **sample.kwargs)
+    return lambda: sample.given_to(model)
 
 
 def _of_turns(

@@ -29,9 +29,9 @@ def compare(original: nn.Module, optimized: nn.Module, sample: Sample) -> dict[s
     allowed = TOLERANCE[_narrowest(optimized)]
     modules = _Modules(original, optimized, sample.written(original), allowed)
     with modules.compared(), sample.running(original, optimized), torch.no_grad():
-        reference = pytree.tree_map(_copy, original(*sample.args, **sample.kwargs))
+        reference = pytree.tree_map(_copy, sample.given_to(original))
     with sample.running(optimized), torch.no_grad():
-        result = pytree.tree_map(_copy, optimized(*sample.args, **sample.kwargs))
+        result = pytree.tree_map(_copy, sample.given_to(optimized))
     gap = difference(reference, result)
     if gap == float("inf"):
         raise VerificationError(

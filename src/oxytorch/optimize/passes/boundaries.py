@@ -299,7 +299,7 @@ def _error(context: Context) -> Exception | None:
     assert sample is not None
     try:
         with sample.running(context.model), torch.no_grad(), _as_converted(context):
-            context.model(*sample.args, **sample.kwargs)
+            sample.given_to(context.model)
     except Exception as error:  # whatever the model's code says to tensors of another dtype
         pass_on_interruption(error)
         return error

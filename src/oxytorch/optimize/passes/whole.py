@@ -120,7 +120,7 @@ def _calls(context: Context, modules: set[nn.Module]) -> dict[nn.Module, list[Gi
         for module in modules:
             hooks.enter_context(module.register_forward_pre_hook(note, with_kwargs=True))
         with context.sample.running(context.model), torch.no_grad():
-            context.model(*context.sample.args, **context.sample.kwargs)
+            context.sample.given_to(context.model)
     return found
 
 

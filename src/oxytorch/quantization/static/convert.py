@@ -282,7 +282,7 @@ def quantize(
         show(count, total, "")
         sample = Sample(data)
         try:
-            watching(*sample.args, **sample.kwargs)
+            sample.given_to(watching)
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
                 f"quantize: the model cannot be called with input {count} of calibration_data, of "

@@ -253,7 +253,7 @@ def report(
 
 
 def _called(model: nn.Module, sample: Sample) -> Any:
-    return model(*sample.args, **sample.kwargs)
+    return sample.given_to(model)
 
 
 def _check_same(model: nn.Module, recipe: Recipe) -> None:

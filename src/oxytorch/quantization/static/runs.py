@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from torch import Tensor, nn
 
 from ...graph.errors import CaptureError
+from ...graph.record import inside_containers
 from ...program.inputs import form_of_call
 from ...program.outputs import output_tensors
 from ...program.recorded import Run
@@ -67,9 +68,12 @@ def recorded_call(
 ) -> tuple[Hashable, Run]:
     """The form of a call, and the record of it. Raises CaptureError, ForeignError."""
     form, tensors = form_of_call(args, kwargs)
+    before = inside_containers(args, kwargs)
     _, recording = recorded_once(lambda: function(*args, **kwargs), output_tensors, tensors)
     if isinstance(recording, CaptureError):
         raise recording
+    if inside_containers(args, kwargs) != before:
+        raise CaptureError("its code writes to a list or a dictionary that it is given")
     return form, Run(recording, tensors)
 
 

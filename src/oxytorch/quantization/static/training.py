@@ -80,7 +80,7 @@ def prepare_qat(
     training = Training(result, config, example_inputs, places, left)
     training.follow(recipe)
     with sample.running(result), torch.no_grad():
-        result(*sample.args, **sample.kwargs)
+        sample.given_to(result)
         unseen = training.unseen()
     training.leave_out(unseen)
     for module, mode in modes.items():

@@ -261,7 +261,7 @@ class _Tuner(Generic[_Model]):
             prepared = prepare(self._model, config, self._data[0])
             for each in self._data:
                 sample = Sample(each)
-                prepared(*sample.args, **sample.kwargs)
+                sample.given_to(prepared)
             self._known.recipes[name] = recipe_of(prepared)
             self._known.save()
         return self._known.recipes[name]
