@@ -131,3 +131,29 @@ def test_the_default_dtype_changes_nothing(
                 optimizer.step()
             weights.append(optimizer.master_weight(optimizer.param_groups[0]["params"][0]))
     assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
+def test_gradients_that_do_not_read_as_they_are_stored(
+    name: str, options: dict[str, Any], split: bool, clips: bool
+) -> None:
+    """Negated ones, and zeros without memory, as `torch.sgn` has them."""
+    weight, numbers = torch.randn(16, 24), torch.randn(16, 24)
+    if split:
+        weight = weight.bfloat16()
+        options = {**options, "master_weights": "split"}
+    ours, plain = (make(name, [weight.clone()], **options) for _ in range(2))
+    zeros = torch._efficientzerotensor((16, 24), dtype=weight.dtype)
+    numbers = numbers.to(weight.dtype)
+    turned = [numbers, torch._neg_view(numbers), zeros, numbers, zeros, torch._neg_view(numbers)]
+    for gradient in turned:
+        for optimizer, given in ((ours, gradient), (plain, torch.zeros_like(weight) + gradient)):
+            (own,) = optimizer.param_groups[0]["params"]
+            own.grad = given
+            if clips:
+                optimizer.clip_grad_norm_(0.5)
+            optimizer.step()
+    (found,), (wanted,) = (each.param_groups[0]["params"] for each in (ours, plain))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)

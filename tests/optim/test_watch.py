@@ -66,9 +66,19 @@ def _cut_parameter(own: list[Tensor], state: Tensor) -> None:
     own[3].data = own[3].data[:2]
 
 
+def _negate_gradient(own: list[Tensor], state: Tensor) -> None:
+    own[1].grad = torch._neg_view(torch.ones(4, 4))
+
+
+def _empty_gradient(own: list[Tensor], state: Tensor) -> None:
+    own[1].grad = torch._efficientzerotensor((4, 4))
+
+
 @pytest.mark.parametrize(
     "event",
     [
+        _negate_gradient,
+        _empty_gradient,
         _give_gradient,
         _take_gradient,
         _turn_gradient,

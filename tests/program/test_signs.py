@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,3 +66,35 @@ def test_under_a_mode(name: str) -> None:
     exported = oxytorch.optimize(torch.export.export(Formula(formula).eval(), (x,)))
     with torch.no_grad(), FlopCounterMode(display=False):
         torch.testing.assert_close(exported(x), formula(x))
+
+
+def _of_tangent() -> Tensor:
+    """Zeros without memory, as forward-mode gradients hand out."""
+    return torch._efficientzerotensor((5, 64))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_zeros_without_memory(graph: bool, inplace: bool) -> None:
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8)).eval()
+    x, zeros = torch.randn(5, 64), _of_tangent()
+    with torch.no_grad():
+        expected = model(zeros)
+        ways: dict[str, Any] = {"graph": True} if graph else {"passes": ["program"]}
+        optimized = oxytorch.optimize(model, sample_input=x, inplace=inplace, **ways)
+        for given in (x, zeros, x, zeros):
+            found = optimized(given)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_zeros_without_memory_compiled_and_loaded(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8)).eval()
+    x, zeros = torch.randn(5, 64), _of_tangent()
+    oxytorch.save(model, tmp_path / "m.oxy", sample_input=x)
+    with torch.no_grad():
+        for form in (
+            torch.compile(model, backend=compile_graph),
+            oxytorch.load(tmp_path / "m.oxy"),
+        ):
+            form(x)
+            torch.testing.assert_close(form(zeros), model(zeros), rtol=1e-5, atol=1e-5)

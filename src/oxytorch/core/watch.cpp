@@ -82,6 +82,17 @@ const void* undefined() {
   return shared;
 }
 
+// Where an implementation has its set of dispatch keys, which the stable ABI has no way to, and the
+// keys of tensors that do not read as they are stored (conjugated, negated, all zeros without
+// memory). Python shows a few tensors of each kind before the first watch.
+constexpr std::size_t kWords = 24;  // of an implementation, in torch 2.10 to 2.13
+std::size_t key_set = kWords;       // kWords: not known
+std::uint64_t turned = 0;
+
+bool reads_as_stored(const void* implementation) {
+  return (static_cast<const std::uint64_t*>(implementation)[key_set] & turned) == 0;
+}
+
 struct Layout {
   std::int32_t dtype = -1;
   std::vector<std::int64_t> strides;
@@ -152,6 +163,7 @@ struct Watch {
       if (element_count(own.parameter.handle()) != own.count) return kOther;
       if (!own.has_gradient) continue;
       if (!has_layout(gradient, own.layout)) return kOther;
+      if (!reads_as_stored(implementation(gradient))) return kOther;
       const void* found = address(gradient);
       const auto number = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(found));
       is_same &= *out == number;
@@ -216,9 +228,28 @@ STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeExplicitAutograd, library) {
 
 }  // namespace oxytorch
 
+// Finds where tensors have their dispatch keys, of implementations whose keys are given.
+// turned: the keys of those that do not read as they are stored.
+OXY_EXPORT void oxytorch_learn_keys(const std::uint64_t* const* implementations,
+                                    const std::uint64_t* keys, std::int64_t count,
+                                    std::uint64_t turned) {
+  using namespace oxytorch;
+  std::size_t found = kWords, matches = 0;
+  for (std::size_t word = 0; word < kWords; ++word) {
+    bool is_same = true;
+    for (std::int64_t i = 0; i < count; ++i) is_same &= implementations[i][word] == keys[i];
+    if (!is_same) continue;
+    found = word;
+    ++matches;
+  }
+  if (matches != 1) return;
+  key_set = found;
+  oxytorch::turned = turned;
+}
+
 OXY_EXPORT int oxytorch_can_watch() {
   return oxytorch::gradient_function() && oxytorch::bump_version_function() &&
-         oxytorch::version_function();
+         oxytorch::version_function() && oxytorch::key_set != oxytorch::kWords;
 }
 
 OXY_EXPORT int oxytorch_moved(void* watch, std::int64_t* gradients, std::int64_t stride) {

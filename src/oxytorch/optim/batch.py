@@ -179,12 +179,18 @@ def given(tensors: list[Tensor]) -> list[Tensor]:
     return tensors if any(tensor is not _NONE for tensor in tensors) else []
 
 
+def reads_as_stored(tensor: Tensor) -> bool:
+    """Whether the memory of a real tensor holds what it reads as: kernels get addresses."""
+    return not (tensor._is_zerotensor() or tensor.is_neg())
+
+
 def _aligned(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """The gradient with the strides of the parameter."""
-    if gradient.is_contiguous() and parameter.is_contiguous():
-        return gradient
-    if gradient.stride() == parameter.stride():
-        return gradient
+    """The gradient in memory, with the strides of the parameter."""
+    if reads_as_stored(gradient):
+        if gradient.is_contiguous() and parameter.is_contiguous():
+            return gradient
+        if gradient.stride() == parameter.stride():
+            return gradient
     return torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
 
 

@@ -48,9 +48,7 @@ _Item = TypeVar("_Item")
 _NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 
 
-def save(
-    model: object, path: Path, sample_input: Any = None, dynamic_shapes: Any = None
-) -> None:
+def save(model: object, path: Path, sample_input: Any = None, dynamic_shapes: Any = None) -> None:
     """Write a program to a file; see `oxytorch.save`."""
     if isinstance(model, nn.Module) and sample_input is not None:
         check_evaluation("save", model)

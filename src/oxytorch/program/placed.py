@@ -107,12 +107,12 @@ class Placed:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is one of a CPU that is in memory as it reads."""
+    """Whether a tensor is one of a CPU whose memory holds what it reads as."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
-        and not (tensor.is_neg() or tensor.is_conj() or tensor.is_nested)
+        and not (tensor.is_neg() or tensor.is_conj() or tensor.is_nested or tensor._is_zerotensor())
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ... import _library
 from .. import sharding
+from ..batch import reads_as_stored
 from ..master_weight import MasterWeight
 
 _GRADIENT = attrgetter("grad")
@@ -158,6 +159,8 @@ def _layout(gradient: Tensor | None) -> tuple[object, ...] | None:
     if gradient is None or gradient.layout is not torch.strided:
         return None if gradient is None else (gradient.layout,)
     memory = sharding.peek(gradient)
+    if not reads_as_stored(memory):
+        return (object(),)  # which is like no other
     kind = (gradient.dtype, gradient.device, sharding.placements(gradient))
     return (*kind, memory.stride(), memory.numel())
 
@@ -166,4 +169,16 @@ def _layout(gradient: Tensor | None) -> tuple[object, ...] | None:
 def _functions() -> ctypes.PyDLL | None:
     """The library's plain C functions, if they can reach gradients."""
     library = _library.functions_in_known_torch()
-    return library if library is not None and library.oxytorch_can_watch() else None
+    if library is None:
+        return None
+    plain = torch.zeros(1)
+    turned = [torch._neg_view(plain), torch.zeros(1, dtype=torch.complex64).conj()]
+    shown = [plain, plain.half(), *turned, torch._efficientzerotensor(1)]
+    sets = [torch._C._dispatch_keys(tensor).raw_repr() for tensor in shown]
+    library.oxytorch_learn_keys(
+        (ctypes.c_void_p * len(shown))(*[tensor._cdata for tensor in shown]),
+        (ctypes.c_uint64 * len(sets))(*sets),
+        ctypes.c_int64(len(shown)),
+        ctypes.c_uint64((sets[2] | sets[3] | sets[4]) & ~sets[0]),
+    )
+    return library if library.oxytorch_can_watch() else None
