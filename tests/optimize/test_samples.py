@@ -79,8 +79,9 @@ class Emptying(nn.Module):
         self.layer = nn.Linear(256, 256)
 
     def forward(self, batch: Any) -> Tensor:
-        batch = batch["inner"] if "inner" in batch else batch
-        return torch.relu(self.layer(batch.pop() if isinstance(batch, list) else batch.pop("x")))
+        if isinstance(batch, list):
+            return torch.relu(self.layer(batch.pop()))
+        return torch.relu(self.layer(batch.get("inner", batch).pop("x")))
 
 
 EMPTIED: dict[str, Callable[[Tensor], Any]] = {

@@ -461,7 +461,7 @@ def test_a_module_is_saved_for_other_sizes(tmp_path: Path) -> None:
             other = torch.randn(rows, 256)
             for found in (by_place(other), by_name(input=other)):
                 torch.testing.assert_close(found, model(other), rtol=1e-5, atol=1e-5)
-        with pytest.raises(ValueError, match="of shape .any, 256., got"):
+        with pytest.raises(ValueError, match=r"of shape \[any, 256\], got"):
             by_place(torch.randn(2, 255))
     with pytest.raises(TypeError, match="save: expected no dynamic_shapes without sample_input"):
         oxytorch.save(by_place, tmp_path / path, dynamic_shapes=(sizes,))

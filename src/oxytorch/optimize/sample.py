@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 from ..core.interruption import pass_on_interruption
 from ..graph.state import Path, State
 
-
 _EMPTIED = frozenset([list, dict, OrderedDict, defaultdict, set, deque])
 
 
