@@ -133,19 +133,7 @@ def convert(
     """
     check_module("convert", model, scripted=False)
     calibration = calibration_of(model)
-    if recipe is None and calibration is None:
-        raise ValueError(
-            "convert: expected a model that oxytorch.quantization.prepare returned, or a recipe, "
-            f"got a {type(model).__name__} without"
-        )
-    if recipe is not None and not isinstance(recipe, Recipe):
-        raise TypeError(f"convert: expected recipe to be a Recipe, got a {type(recipe).__name__}")
-    if calibration is None and example_inputs is None:
-        raise ValueError("convert: expected example_inputs with a model that was not prepared")
-    if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(
-            f"convert: expected dtype None, torch.bfloat16 or torch.float16, got {dtype}"
-        )
+    _check_arguments(model, calibration, recipe, example_inputs, dtype)
     check_not_optimized("convert", model)
     check_evaluation("convert", model)
     if calibration is None:
@@ -159,6 +147,24 @@ def convert(
     if example_inputs is None:
         example_inputs = calibration.example_inputs
     return _converted(model, recipe, example_inputs, dtype)
+
+
+def _check_arguments(
+    model: nn.Module, calibration: object, recipe: Any, example_inputs: Any, dtype: Any
+) -> None:
+    if recipe is None and calibration is None:
+        raise ValueError(
+            "convert: expected a model that oxytorch.quantization.prepare returned, or a recipe, "
+            f"got a {type(model).__name__} without"
+        )
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise TypeError(f"convert: expected recipe to be a Recipe, got a {type(recipe).__name__}")
+    if calibration is None and example_inputs is None:
+        raise ValueError("convert: expected example_inputs with a model that was not prepared")
+    if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"convert: expected dtype None, torch.bfloat16 or torch.float16, got {dtype}"
+        )
 
 
 def _converted(
