@@ -15,8 +15,8 @@ from ...core.modes import with_normal_tensors
 from ...graph.errors import CaptureError
 from ...graph.state import random_unmoved
 from ...optimize import explain, optimize_in_place, tune
-from ...optimize.context import Context
-from ...optimize.sample import Sample
+from ...optimize.context import OptimizeContext
+from ...optimize.sample import SampleInput
 from ...program.families import Programs
 from ...program.inputs import ModuleCall
 from ...program.passes.quantized_layers import Layers, Quantized
@@ -171,7 +171,7 @@ def _converted(
     model: _Model, recipe: Recipe, example_inputs: Any, dtype: torch.dtype | None
 ) -> _Model:
     began = time.perf_counter()
-    sample = Sample(example_inputs)
+    sample = SampleInput(example_inputs)
     with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
         result, context, replay = _made(model, recipe, sample, dtype)
         if replay.slower and measure.TIMED:
@@ -187,8 +187,8 @@ def _converted(
 
 
 def _made(
-    model: _Model, recipe: Recipe, sample: Sample, dtype: torch.dtype | None
-) -> tuple[_Model, Context, QuantizedReplay]:
+    model: _Model, recipe: Recipe, sample: SampleInput, dtype: torch.dtype | None
+) -> tuple[_Model, OptimizeContext, QuantizedReplay]:
     """A copy of the model that computes its layers by a recipe, and what stands in for it."""
     result = copied(model, "convert")
     calibration = calibration_of(result)
@@ -206,14 +206,14 @@ def _made(
     return result, context, result.__dict__["forward"]
 
 
-def _look(recipe: Recipe, context: Context) -> None:
+def _look(recipe: Recipe, context: OptimizeContext) -> None:
     """Say what stands in for the model. No run is recorded, since no regions are made."""
     context.replays = partial(QuantizedReplay, recipe=recipe)
     layers = {name.partition("#")[0] for name in recipe.chosen().by_name}
     context.of_integers = {m for m, path in context.paths.items() if path in layers}
 
 
-def _report(context: Context, recipe: Recipe) -> None:
+def _report(context: OptimizeContext, recipe: Recipe) -> None:
     """Note how each layer is computed."""
     for name, own in recipe.layers.items():
         if own.compute == "float":
@@ -286,7 +286,7 @@ def quantize(
             config = config or Int8StaticActivationInt8Weight()
             watching = prepared(model, config, data, "quantize", "calibration_data[0]")
         show(count, total, "")
-        sample = Sample(data)
+        sample = SampleInput(data)
         try:
             watching(*sample.args, **sample.kwargs)
         except (RuntimeError, TypeError, ValueError) as error:

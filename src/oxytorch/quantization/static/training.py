@@ -10,7 +10,7 @@ from torch import nn
 
 from ...core.modes import own_code, with_normal_tensors
 from ...graph.errors import CaptureError
-from ...optimize.sample import Sample
+from ...optimize.sample import SampleInput
 from ...program import passes
 from ...program.inputs import ForeignError
 from ...program.observed import INPUT, OUTPUT
@@ -69,7 +69,7 @@ def prepare_qat(
     result = copied(model, "prepare_qat")
     Separation(model)(result)
     modes = {module: module.training for module in result.modules()}
-    sample = Sample(example_inputs)
+    sample = SampleInput(example_inputs)
     sample.fit(result, set())
     result.eval()
     try:
@@ -106,7 +106,7 @@ def _check_trainable(
         )
 
 
-def _places(model: nn.Module, sample: Sample) -> tuple[dict[str, Place], dict[str, str]]:
+def _places(model: nn.Module, sample: SampleInput) -> tuple[dict[str, Place], dict[str, str]]:
     _, run = recorded_call(model.__call__, *sample.call)
     steps, _ = run.written()
     lasting = steps.inputs[run.count :]

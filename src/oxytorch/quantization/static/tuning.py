@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ...core.modes import with_normal_tensors
-from ...optimize.sample import Sample
+from ...optimize.sample import SampleInput
 from ...rewriting.predecessor import AUTOTUNE, leads_on
 from ...rewriting.refusals import check_data, check_evaluation, check_module, check_not_optimized
 from ..weight_only import Progress, shown
@@ -260,7 +260,7 @@ class _Tuner(Generic[_Model]):
         if name not in self._known.recipes:
             prepared = prepare(self._model, config, self._data[0])
             for each in self._data:
-                sample = Sample(each)
+                sample = SampleInput(each)
                 prepared(*sample.args, **sample.kwargs)
             self._known.recipes[name] = recipe_of(prepared)
             self._known.save()
@@ -271,7 +271,7 @@ class _Tuner(Generic[_Model]):
         if name not in self._known.errors:
             comparison = Comparison(self._model, recipe, "autotune")
             for each in self._data[:COMPARED]:
-                sample = Sample(each)
+                sample = SampleInput(each)
                 sample.fit(self._model, set())
                 comparison.see(sample)
             self._known.errors[name] = comparison.errors()
