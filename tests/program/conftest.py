@@ -86,7 +86,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             super().__init__(*args)
             found.programs.append(self)
 
-    monkeypatch.setattr(backend, "Call", Call)
+    monkeypatch.setattr(backend, "CompiledGraph", Call)
     say = backend._say_why
 
     def say_why(graph: Any, why: Exception) -> None:
