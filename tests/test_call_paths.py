@@ -26,7 +26,8 @@ def _path(call: Callable[[], Any]) -> list[tuple[str, str]]:
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         if event != "call" or not _is(frame, BINDING):
             return
-        stack, each = [], frame
+        stack: list[tuple[str, str]] = []
+        each: FrameType | None = frame
         while each is not None:
             file = Path(each.f_code.co_filename)
             if PACKAGE in file.parents:
