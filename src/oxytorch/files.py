@@ -36,7 +36,7 @@ def save(
     Of a language model the file has what `generate` needs: packed weights, the cache's format, end
     and padding tokens, stop strings and repetition penalty. It has no tokenizer.
 
-    Raises TypeError if `model` is none of these or the sample is missing or not wanted, ValueError
+    Raises TypeError if `model` is none of these or the sample is missing or not allowed, ValueError
     if the module is in training mode or the file cannot hold it, and torch's errors where a module
     cannot be exported.
     """
@@ -59,7 +59,7 @@ def _is_program(model: object) -> bool:
 def load(path: str | Path, *, verify: bool = False, shared: bool = True) -> Any:
     """Open a file that `save` wrote. Its tensors are mapped into memory, not read.
 
-    path: must not be written to as long as the model is used; replacing it is no harm.
+    path: must not be written to as long as the model is used; replacing the file is safe.
     verify: compare the tensors with their checksums, which reads all of them. The rest is always
         compared.
     shared: False copies the tensors instead, into huge pages, which many cores read faster; then

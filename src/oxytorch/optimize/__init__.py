@@ -265,9 +265,9 @@ def _asked(dtype: Any) -> list[torch.dtype]:
 def explain(model: nn.Module) -> Report:
     """Return the report of the `optimize` call that made `model`.
 
-    str() of the report gives text, as_dict() data. `calls` in it tells of a model that runs as a
-    program what became of the calls so far: which sizes it serves, and why no others. For a model
-    that was only quantized, it is the report of `quantize_`. Raises ValueError if the model was
+    str() of the report gives text, as_dict() data. For a model that runs as a program, its `calls`
+    say how the calls so far were run: which sizes are served, and why no others. For a model that
+    was only quantized, it is the report of `quantize_`. Raises ValueError if the model was
     neither optimized nor quantized.
     """
     if isinstance(model, torch.jit.ScriptModule):

@@ -116,17 +116,18 @@ def convert(
     """Return a copy of a model whose linear layers and convolutions multiply 8-bit integers.
 
     model: what `prepare` returned, after calls on typical data; what `prepare_qat` returned, after
-        training; or with a recipe a model in
-        evaluation mode, on the CPU, neither optimized nor quantized.
+        training; or, with a recipe, a model in evaluation mode, on the CPU, neither optimized nor
+        quantized.
     recipe: how each layer is computed; None: as `recipe_of(model)` says.
     example_inputs: arguments of a call, as in `prepare`; None: those given there.
     dtype: torch.bfloat16 or torch.float16: of what has no 8-bit form, and of weights, which are
         rounded to it as by `optimize`. None keeps dtypes.
 
     The result keeps the model's class, names and weights. In plain inference it runs a program
-    whose integers follow writes to the weights; where gradients can be asked for, and under
-    autocast, tracing and compiling, the model's own code runs on its weights as they are, without
-    quantization. `explain` reports, `undo` takes it back, `oxytorch.save` writes it to a file.
+    whose integers follow writes to the weights; where gradients can be requested, and under
+    autocast, tracing and compiling, the model's own code runs on its own weights, without
+    quantization. `explain` returns the report, `undo` the original model; `oxytorch.save` writes a
+    file.
 
     Raises TypeError or ValueError if an argument does not fit, the recipe names layers that the
     model does not have, or the model cannot be captured, with the reason.

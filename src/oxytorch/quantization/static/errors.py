@@ -210,7 +210,7 @@ class _Whole:
 def report(
     model: nn.Module, quantized: nn.Module, data: Iterable[Any], *, times: bool = False
 ) -> ErrorReport:
-    """Tell how far a quantized model is from its original, layer by layer and as a whole.
+    """Return the errors of a quantized model, layer by layer and as a whole.
 
     model: the original, in evaluation mode, neither optimized nor quantized.
     quantized: what `convert` or `quantize` made of it.
@@ -219,7 +219,7 @@ def report(
         `quantized`, and once by `quantized`.
     times: also time calls of both with the first data.
 
-    The error of a layer is its own: it is given what the original's layer is given. It is seen
+    The error of a layer is its own: it gets the input of the original's layer. It is measured
     before an activation or a sum. Raises TypeError or ValueError if an argument does not fit.
     """
     check_module("report", model, scripted=False)

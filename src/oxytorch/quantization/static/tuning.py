@@ -153,13 +153,13 @@ def autotune(
 
     The order of trials: (1) all layers in integers; (2) all with the ranges, of several observers
     and smoothed, that have the least error layer by layer; (3) with the 1, 2, 4 ... most sensitive
-    layers in floating point, then by bisection with the fewest that are enough; (4) those of them
-    that this helps rounded row by row, as many as are good enough. The sensitivity of a layer is
-    the error of what it gives when it alone multiplies integers, of the first 32 inputs: see
-    `report`. It costs a pass over these, not a trial for each layer.
+    layers in floating point, then by bisection with the fewest that are enough; (4) these
+    layers rounded row by row instead, as many of them as are good enough. The sensitivity of a
+    layer is the error of its output over the first 32 inputs when only this layer multiplies
+    integers: see `report`. It costs a pass over these inputs, not a trial for each layer.
 
     Raises TypeError or ValueError if an argument does not fit, the model cannot be captured, the
-    score is no number, or the file is one of another model or other data.
+    score is not a number, or the file is of another model or other data.
     """
     config = config or Int8StaticActivationInt8Weight()
     data = _checked(model, calibration_data, evaluate, max_loss, absolute, most_trials, config)
