@@ -36,7 +36,7 @@ def save(
     Of a language model the file has what `generate` needs: packed weights, the cache's format, end
     and padding tokens, stop strings and repetition penalty. It has no tokenizer.
 
-    Raises TypeError if `model` is none of these or the sample is missing or not allowed, ValueError
+    Raises TypeError if `model` is none of these or the sample is missing or not wanted, ValueError
     if the module is in training mode or the file cannot hold it, and torch's errors where a module
     cannot be exported.
     """
