@@ -197,8 +197,11 @@ def c_pairs():
     }.items():
         steps = []
         for i in range(200000):
-            steps += [_core.Step(0, 0, sizes[i % len(sizes)], 0), _core.Step(1, 0, 0, 0)]
-        arr = (_core.Step * len(steps))(*steps)
+            steps += [
+                _core.AllocatorStep(0, 0, sizes[i % len(sizes)], 0),
+                _core.AllocatorStep(1, 0, 0, 0),
+            ]
+        arr = (_core.AllocatorStep * len(steps))(*steps)
         best = 1e9
         for _ in range(4):
             t0 = time.perf_counter()

@@ -69,7 +69,7 @@ def _is_program(model: object) -> bool:
 def load(path: str | Path, *, verify: bool = False, shared: bool = True) -> Any:
     """Open a file that `save` wrote. Its tensors are mapped into memory, not read.
 
-    path: must not be written to as long as the model is used; replacing it is no harm.
+    path: must not be written to as long as the model is used; replacing the file is safe.
     verify: compare the tensors with their checksums, which reads all of them. The rest is always
         compared.
     shared: False copies the tensors instead, into huge pages, which many cores read faster; then

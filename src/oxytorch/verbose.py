@@ -77,10 +77,10 @@ def verbose(file: TextIO | None = None) -> Iterator[Log]:
     file: where the table is printed when the block ends, standard output by default. The block gets
     the `Log`, which has the rows when it has ended.
 
-    Calls of all threads are noted, from Python and from programs alike. Plain PyTorch that stands
-    for a kernel (float64, other devices) is named "reference" where the library calls it, and not
-    noted elsewhere. Blocks cannot be nested. While one runs, what C code prints to standard output
-    passes through the library.
+    Calls of all threads are recorded, from Python and from programs. Plain PyTorch in place of a
+    kernel (float64, other devices) is named "reference" where the library calls it, and not
+    recorded elsewhere. Blocks cannot be nested. While one runs, what C code prints to standard
+    output passes through the library.
 
     Raises RuntimeError where the compiled library is missing, or within another block.
     """

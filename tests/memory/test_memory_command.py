@@ -16,7 +16,7 @@ import pytest
 from oxytorch.__main__ import main
 from oxytorch.memory import command, sizes
 from oxytorch.memory import trace as traces
-from oxytorch.memory.record import Recording
+from oxytorch.memory.record import MemoryRecording
 
 
 @pytest.fixture
@@ -158,8 +158,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """`record` without a GPU, which writes a trace where the block ends."""
 
     @contextlib.contextmanager
-    def record(path: Path, **settings: object) -> Iterator[Recording]:
-        recording = Recording()
+    def record(path: Path, **settings: object) -> Iterator[MemoryRecording]:
+        recording = MemoryRecording()
         try:
             yield recording
         finally:

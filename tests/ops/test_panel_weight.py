@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from oxytorch.ops.linear_panels import linear
 from oxytorch.ops.panels import PanelWeight, layout
-from oxytorch.ops.panels.formats import CODES, FORMATS, Format
+from oxytorch.ops.panels.formats import CODES, FORMATS, WeightFormat
 from oxytorch.ops.quantize_weight import quantize_weight
 
 SHAPES = [(1, 64), (16, 64), (33, 96), (40, 256), (7, 1037)]
@@ -81,7 +81,7 @@ def _equal(one: PanelWeight, other: PanelWeight) -> bool:
 
 
 def test_codes_beyond_a_short_table_have_its_last_value() -> None:
-    short = Format("short", 4, table=(-2.0, -1.0, 0.0, 1.0, 3.0))
+    short = WeightFormat("short", 4, table=(-2.0, -1.0, 0.0, 1.0, 3.0))
     assert short.values().tolist() == [-2.0, -1.0, 0.0, 1.0] + [3.0] * 12
     units = torch.tensor([-9.0, -1.4, 0.2, 2.1, 3.0, 9.0])
     assert short.values()[short.nearest(units)].tolist() == [-2.0, -1.0, 0.0, 3.0, 3.0, 3.0]

@@ -16,7 +16,7 @@ import pytest
 from marks import NEEDS_LIBRARY
 from oxytorch import _library, config
 from oxytorch.ops.panels.epilogues import ACTIVATIONS
-from oxytorch.ops.panels.formats import FORMATS, Format
+from oxytorch.ops.panels.formats import FORMATS, WeightFormat
 from scripts import module_of
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_header_of_panels_has_every_format_and_epilogue(monkeypatch: pytest.Monk
     assert f"enum class PanelEpilogue : std::int32_t {{ {', '.join(ACTIVATIONS)} }};" in header
     lists = {"formats": tool._load("formats"), "epilogues": tool._load("epilogues")}
     monkeypatch.setattr(tool, "_load", lists.get)
-    wide = Format("wide", 8, table=tuple(map(float, range(256))))
+    wide = WeightFormat("wide", 8, table=tuple(map(float, range(256))))
     monkeypatch.setitem(lists["formats"].FORMATS, "wide", wide)
     with pytest.raises(ValueError, match="expected a table of 4 bits, got wide"):
         tool.header()

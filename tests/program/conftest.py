@@ -79,14 +79,14 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     from oxytorch.program import backend
 
-    found, own = Seen(), backend.Call
+    found, own = Seen(), backend.CompiledGraph
 
     class Call(own):  # type: ignore[misc, valid-type]
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             found.programs.append(self)
 
-    monkeypatch.setattr(backend, "Call", Call)
+    monkeypatch.setattr(backend, "CompiledGraph", Call)
     say = backend._say_why
 
     def say_why(graph: Any, why: Exception) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from .compare import Log
 from .layers import KINDS
 from .networks import NETWORKS
+
+FORMS = ["default", "sample", pytest.param("program", marks=pytest.mark.slow)]
 
 NAMED: dict[str, tuple[Callable[[], Any], Callable[[], torch.Tensor]]] = {
     **NETWORKS,

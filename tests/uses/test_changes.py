@@ -14,14 +14,10 @@ from torch.nn import functional as F
 
 from .compare import Log
 from .layers import KINDS, settled
+from .named import FORMS as NAMED_FORMS
 from .networks import NETWORKS
 
-FORMS = [
-    "default",
-    "sample",
-    pytest.param("program", marks=pytest.mark.slow),
-    pytest.param("join", marks=pytest.mark.slow),
-]
+FORMS = [*NAMED_FORMS, pytest.param("join", marks=pytest.mark.slow)]
 
 
 class LowRank(nn.Module):

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils import checkpoint
 
 from .compare import Log
-from .named import check_named
+from .named import FORMS, check_named
 from .registers import into_of
 
 Use = Callable[[Any, torch.Tensor, Log], None]
@@ -481,9 +481,7 @@ def _losses_over_weights(model: Any, x: torch.Tensor, log: Log) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "form", ["default", "sample", pytest.param("program", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", [*DOCUMENTED])
 def test_documented_use(check: Callable[..., None], name: str, form: str) -> None:
     network, function = DOCUMENTED[name]

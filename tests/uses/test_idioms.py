@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .compare import Log
-from .named import check_named
+from .named import FORMS, check_named
 from .registers import into_of
 
 Idiom = Callable[[Any, torch.Tensor, Log], None]
@@ -719,9 +719,7 @@ def _optimized_again_after_undo(model: Any, x: torch.Tensor, log: Log) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "form", ["default", "sample", pytest.param("program", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", [*IDIOMS])
 def test_idiom(check: Callable[..., None], name: str, form: str) -> None:
     network, function = IDIOMS[name]

@@ -13,9 +13,9 @@ from torch import nn
 
 from . import styles
 from .compare import Log
+from .named import FORMS
 from .styles import STYLES
 
-FORMS = ["default", "sample", pytest.param("program", marks=pytest.mark.slow)]
 SAMPLED = [pytest.param("default", marks=pytest.mark.slow), "sample"]
 
 

@@ -40,7 +40,7 @@ ROUNDED_LAYER = 1.46
 """How many times the rounding error of one product a layer with rounded weights may differ from the
 layer with its plain weights, as a fraction of what the layer adds to its input: two or three
 products follow each other. The error of a product follows from the step of its format
-(`Format.rounding_error`). The rounding of the result to its dtype comes on top."""
+(`WeightFormat.rounding_error`). The rounding of the result to its dtype comes on top."""
 
 SAME_WEIGHTS = {False: 0.02, True: 0.05}
 """Of a packed layer from its own code in float32 on the same rounded weights, as a fraction of what

@@ -26,14 +26,14 @@ def explain(
     inputs: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Explanation:
-    """Return a report: what of a model is fused as a program, what is not and why.
+    """Return a report on a model as a program: what is fused, what is not, and why.
 
     model: a module in evaluation mode, which `torch.export` captures, or what that returned.
     inputs: positional arguments to capture it with, a tensor for a single one; kwargs: those by
     name. The model stays as it is. Kernels are timed where a pass decides by time.
 
-    Of a model that `optimize` made a program of, it also tells what became of the calls so far:
-    which sizes are served, and why no others.
+    For a model that `optimize` turned into a program, the report also says how the calls so far
+    were run: which sizes are served, and why no others.
 
     print() gives the text with the program before and after; `.svg(path)` draws both.
 

@@ -21,7 +21,7 @@ from ..ops.linear import PackedLinearWeight, linear
 from ..ops.post_op import NO_POST_OP, PostOp
 from .boundary import Boundary, is_still
 from .formats import is_last, kept, order_is_free
-from .recognize import BatchNorm, Norm, batch_norm_of_module, holds_its_parameters
+from .recognize import BatchNorm, RecognizedNorm, batch_norm_of_module, holds_its_parameters
 
 _COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -179,7 +179,7 @@ class FusedAddNorm:
     """
 
     def __init__(
-        self, module: nn.Module, norm: Norm, keep_total: bool, is_mixed: bool = False
+        self, module: nn.Module, norm: RecognizedNorm, keep_total: bool, is_mixed: bool = False
     ) -> None:
         self.module = module
         self.norm = norm

@@ -19,10 +19,10 @@ from ..ops.post_op import PostOp
 from .activations import activation_of_function
 from .boundary import Boundary
 from .fused import Folded, FusedAddNorm, FusedGate, FusedLayer
-from .recognize import BatchNorm, Norm, Recognizer, convolution_of_module
+from .recognize import BatchNorm, RecognizedNorm, Recognizer, convolution_of_module
 from .recommendation import FusedEmbeddingBags, FusedInteraction, alike_bags, find_interaction
 from .record import Record
-from .steps import Value
+from .steps import RecordedValue
 
 ADD = (Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_, torch.add)
 MULTIPLY = (Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul)
@@ -121,7 +121,7 @@ class Patterns:
     def _is_dropped(self, number: int) -> bool:
         step = self.steps[number]
         args = step.arguments[0]
-        same = len(args) > 0 and type(args[0]) is Value and step.result == args[0]
+        same = len(args) > 0 and type(args[0]) is RecordedValue and step.result == args[0]
         module = self._dropout(number)
         is_dropout = step.target is F.dropout if module is None else self._is_free(module)
         return self._choices.drop and same and is_dropout
@@ -141,11 +141,11 @@ class Patterns:
     def _input(self, number: int) -> Any:
         """The only argument of a step, if it is one tensor that the run made."""
         args, kwargs = self.steps[number].arguments
-        return args[0] if len(args) == 1 and not kwargs and type(args[0]) is Value else None
+        return args[0] if len(args) == 1 and not kwargs and type(args[0]) is RecordedValue else None
 
-    def result(self, number: int) -> Value | None:
+    def result(self, number: int) -> RecordedValue | None:
         found = self.steps[number].result
-        return found if type(found) is Value else None
+        return found if type(found) is RecordedValue else None
 
     def only_user(self, number: int) -> int | None:
         """The step that alone takes a step's result, as long as that is in no call's output."""
@@ -154,18 +154,20 @@ class Patterns:
         return users[0] if len(users) == 1 else None
 
     def shape(self, value: Any) -> tuple[int, ...] | None:
-        return tuple(self.record.tensors[value.number].shape) if type(value) is Value else None
+        return (
+            tuple(self.record.tensors[value.number].shape) if type(value) is RecordedValue else None
+        )
 
     def activation(self, number: int) -> PostOp | None:
         step = self.steps[number]
         if isinstance(step.target, nn.Module):
             return None if self._input(number) is None else self._recognizer.activation(step.target)
         args, kwargs = step.arguments
-        if not args or type(args[0]) is not Value:
+        if not args or type(args[0]) is not RecordedValue:
             return None
         return activation_of_function(step.target, args, kwargs)
 
-    def norm(self, number: int) -> Norm | None:
+    def norm(self, number: int) -> RecognizedNorm | None:
         module = self.module(number)
         if module is None or self._input(number) is None:
             return None
@@ -193,7 +195,7 @@ class Patterns:
         calls = {number for path in paths for number in path[max(shared - 1, 0) :]}
         return shared > 0 and all(self.record.calls[n].refusal is None for n in calls)
 
-    def _results(self, number: int) -> list[Value]:
+    def _results(self, number: int) -> list[RecordedValue]:
         return [*values_in(self.steps[number].result)]
 
     # Matches.
@@ -252,7 +254,7 @@ class Patterns:
 
     def _sound_post_op(
         self, chain: list[int], following: int | None, layer: nn.Module
-    ) -> tuple[PostOp, Value | None, list[int]]:
+    ) -> tuple[PostOp, RecordedValue | None, list[int]]:
         """The post-operation after the steps of a layer, its other operand and its steps."""
         if self._choices.fuse and following is not None:
             post_op, other, taken = self._post_op(chain[-1], following, layer)
@@ -262,7 +264,7 @@ class Patterns:
 
     def _post_op(
         self, last: int, following: int, layer: nn.Module
-    ) -> tuple[PostOp, Value | None, list[int]]:
+    ) -> tuple[PostOp, RecordedValue | None, list[int]]:
         """The post-operation of a layer, its second operand, and the steps that it stands for."""
         post_op = self.activation(following)
         if post_op is not None:
@@ -281,11 +283,16 @@ class Patterns:
             return post_op, other, [following, after]
         return PostOp(binary=binary, other_first=is_first), other, [following]
 
-    def _binary(self, number: int, left: int) -> tuple[str | None, Value | None]:
+    def _binary(self, number: int, left: int) -> tuple[str | None, RecordedValue | None]:
         step = self.steps[number]
         kind = "add" if step.target in ADD else "mul" if step.target in MULTIPLY else None
         args, kwargs = step.arguments
-        if kind is None or kwargs or len(args) != 2 or not all(type(a) is Value for a in args):
+        if (
+            kind is None
+            or kwargs
+            or len(args) != 2
+            or not all(type(a) is RecordedValue for a in args)
+        ):
             return None, None
         own = self.result(left)
         if args[0] == args[1] or own not in args:
@@ -331,7 +338,12 @@ class Patterns:
             return None, None
         pairs = [*zip(sides[::2], sides[1::2], strict=True)]
         even = all(left == right >= 0 for left, right in pairs) and len(pairs) <= spatial
-        if not even or self.only_user(maker) != number or not args or type(args[0]) is not Value:
+        if (
+            not even
+            or self.only_user(maker) != number
+            or not args
+            or type(args[0]) is not RecordedValue
+        ):
             return None, None
         missing = (0,) * (spatial - len(pairs))
         return (*missing, *(left for left, _ in reversed(pairs))), maker
@@ -344,7 +356,7 @@ class Patterns:
         if add is None or add in self._taken or self.steps[add].target not in ADD:
             return None
         args, kwargs = self.steps[add].arguments
-        if kwargs or len(args) != 2 or not all(type(a) is Value for a in args):
+        if kwargs or len(args) != 2 or not all(type(a) is RecordedValue for a in args):
             return None
         if self.shape(args[0]) != self.shape(args[1]) or self.steps[add].writes:
             return None
@@ -367,7 +379,7 @@ class Patterns:
         if not self._choices.fuse or step.target not in MULTIPLY or kwargs or len(args) != 2:
             return None
         for gate, up in (args, args[::-1]):
-            if type(gate) is not Value or type(up) is not Value or gate == up:
+            if type(gate) is not RecordedValue or type(up) is not RecordedValue or gate == up:
                 continue
             maker = self._maker.get(gate.number)
             if maker is None or maker in self._taken or self.only_user(maker) != number:
@@ -392,7 +404,7 @@ class Patterns:
             return None
         bags = []
         for value in joined:
-            maker = self._maker.get(value.number) if type(value) is Value else None
+            maker = self._maker.get(value.number) if type(value) is RecordedValue else None
             module = None if maker is None else self.module(maker)
             if maker is not None and module is not None and self.only_user(maker) == number:
                 bags.append((maker, module, self.steps[maker].arguments[0]))
@@ -421,13 +433,13 @@ class Patterns:
 
     def maker(self, value: Any) -> int | None:
         """The step that made a value."""
-        return self._maker.get(value.number) if type(value) is Value else None
+        return self._maker.get(value.number) if type(value) is RecordedValue else None
 
 
-def values_in(nested: Any) -> Iterator[Value]:
+def values_in(nested: Any) -> Iterator[RecordedValue]:
     """All Values in a structure, in order."""
     for leaf in pytree.tree_leaves(nested):
-        if type(leaf) is Value:
+        if type(leaf) is RecordedValue:
             yield leaf
 
 

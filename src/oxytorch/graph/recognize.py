@@ -25,7 +25,7 @@ from .formula import expression, result_of
 
 
 @dataclass(frozen=True)
-class Norm:
+class RecognizedNorm:
     """A normalization over the last dimension.
 
     kind: "layer_norm" or "rms_norm".
@@ -45,7 +45,7 @@ def holds_its_parameters(module: nn.Module, names: Iterable[str] = ("weight", "b
     return all(name in module._parameters for name in names)
 
 
-def norm_of_module(module: nn.Module) -> Norm | None:
+def norm_of_module(module: nn.Module) -> RecognizedNorm | None:
     """Return the normalization over the last dimension that a module computes, or None."""
     kind = type(module)
     if kind is nn.LayerNorm and not holds_its_parameters(module):
@@ -53,10 +53,11 @@ def norm_of_module(module: nn.Module) -> Norm | None:
     if kind is nn.RMSNorm and not holds_its_parameters(module, ["weight"]):
         return None
     if kind is nn.LayerNorm and len(module.normalized_shape) == 1:  # type: ignore[arg-type]
-        return Norm("layer_norm", float(module.eps))  # type: ignore[arg-type]
+        return RecognizedNorm("layer_norm", float(module.eps))  # type: ignore[arg-type]
     if kind is nn.RMSNorm and len(module.normalized_shape) == 1:  # type: ignore[arg-type]
-        given = module.eps
-        return Norm("rms_norm", torch.finfo(torch.float32).eps if given is None else float(given))  # type: ignore[arg-type]
+        given: Any = module.eps
+        eps = torch.finfo(torch.float32).eps if given is None else float(given)
+        return RecognizedNorm("rms_norm", eps)
     if kind.__module__.startswith("torch.nn") or [*module.children(), *module.buffers()]:
         return None
     weight = module._parameters.get("weight")
@@ -86,7 +87,7 @@ def norm_of_module(module: nn.Module) -> Norm | None:
     return norm if same else None
 
 
-def _norm_by_formula(module: nn.Module, x: torch.Tensor) -> Norm | None:
+def _norm_by_formula(module: nn.Module, x: torch.Tensor) -> RecognizedNorm | None:
     """The normalization that a module's operators are for this input, or None."""
     weight: Any = module._parameters["weight"]
     formula = expression(module.forward, x.to(weight.dtype), {"weight": weight}, module)
@@ -94,7 +95,7 @@ def _norm_by_formula(module: nn.Module, x: torch.Tensor) -> Norm | None:
     return None if formula is None else next((norm for norm in known if norm is not None), None)
 
 
-def _norm_formulas(eps: float, dims: int) -> dict[Any, Norm]:
+def _norm_formulas(eps: float, dims: int) -> dict[Any, RecognizedNorm]:
     """The normalizations that we know with this epsilon, by the ways in which models spell them.
 
     dims: the dimensions of the input, of which the last one is normalized over.
@@ -110,11 +111,11 @@ def _norm_formulas(eps: float, dims: int) -> dict[Any, Norm]:
     def by_variance(x: torch.Tensor, dim: int) -> torch.Tensor:
         return centered(x, dim) * torch.rsqrt(x.var(dim, unbiased=False, keepdim=True) + eps)
 
-    spelled: list[tuple[Norm, Callable[..., torch.Tensor]]] = [
-        (Norm("rms_norm", eps), lambda x, dim: weight * scaled(x, dim)),
-        (Norm("rms_norm", eps, 1.0), lambda x, dim: (1.0 + weight) * scaled(x, dim)),
-        (Norm("layer_norm", eps), lambda x, dim: weight * scaled(centered(x, dim), dim)),
-        (Norm("layer_norm", eps), lambda x, dim: weight * by_variance(x, dim)),
+    spelled: list[tuple[RecognizedNorm, Callable[..., torch.Tensor]]] = [
+        (RecognizedNorm("rms_norm", eps), lambda x, dim: weight * scaled(x, dim)),
+        (RecognizedNorm("rms_norm", eps, 1.0), lambda x, dim: (1.0 + weight) * scaled(x, dim)),
+        (RecognizedNorm("layer_norm", eps), lambda x, dim: weight * scaled(centered(x, dim), dim)),
+        (RecognizedNorm("layer_norm", eps), lambda x, dim: weight * by_variance(x, dim)),
     ]
     return {
         expression(functools.partial(run, dim=dim), x, {"weight": weight}): norm
@@ -350,9 +351,9 @@ class Recognizer:
         found: PostOp | None = self._once("activation", activation_of_module, module)
         return found
 
-    def norm(self, module: nn.Module) -> Norm | None:
+    def norm(self, module: nn.Module) -> RecognizedNorm | None:
         """Return the normalization that `optimize` computes with the module's own weight."""
-        found: Norm | None = self._once("norm", norm_of_module, module)
+        found: RecognizedNorm | None = self._once("norm", norm_of_module, module)
         return None if found is None or found.offset else found
 
     def batch_norm(self, module: nn.Module) -> BatchNorm | None:

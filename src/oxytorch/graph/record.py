@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from ..core.modes import OwnDispatchMode
 from .code import CodeWatch, is_constant
 from .state import written_to
-from .steps import Call, Held, Other, Step, Value
+from .steps import Held, Other, RecordedCall, RecordedStep, RecordedValue
 
 _SHAPE_READS = frozenset(
     ["shape", "size", "dim", "ndim", "numel", "nelement", "__len__", "ndimension"]
@@ -65,9 +65,9 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()
         self._show = show
         self.modes: tuple[Any, ...] = ()  # under which the run began
-        self.steps: list[Step] = []
-        self.calls: list[Call] = []
-        self.tensors: list[Tensor] = []  # by the number of their Value
+        self.steps: list[RecordedStep] = []
+        self.calls: list[RecordedCall] = []
+        self.tensors: list[Tensor] = []  # by the number of their RecordedValue
         self.objects: list[Any] = []  # by the number of their Other
         self._is_leaf = is_leaf
         self._numbers: dict[int, int] = {}
@@ -157,10 +157,10 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.layout == torch.strided and type(tensor) in (Tensor, nn.Parameter):
             self._kept.add(_storage(tensor))
 
-    def _new(self, tensor: Tensor) -> Value:
+    def _new(self, tensor: Tensor) -> RecordedValue:
         self._numbers[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)  # which keeps the id valid
-        return Value(len(self.tensors) - 1)
+        return RecordedValue(len(self.tensors) - 1)
 
     def named(self, nested: Any) -> Any:
         """The same structure with what stands for tensors and objects."""
@@ -171,7 +171,7 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
             if id(leaf) in self._held:
                 return self._held[id(leaf)]
             if id(leaf) in self._numbers:
-                return Value(self._numbers[id(leaf)])
+                return RecordedValue(self._numbers[id(leaf)])
             self.refuse("it uses a tensor that was made elsewhere")
             return self._new(leaf)
         if is_constant(leaf) or isinstance(leaf, slice) or leaf is Ellipsis or callable(leaf):
@@ -199,7 +199,7 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
             is_new = id(leaf) not in self._numbers
             if is_new or (leaf.layout == torch.strided and _storage(leaf) in written):
                 return self._new(leaf)
-            return Value(self._numbers[id(leaf)])
+            return RecordedValue(self._numbers[id(leaf)])
 
         return pytree.tree_map(name, nested, is_leaf=_is_whole)
 
@@ -252,7 +252,7 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
             self.refuse(f"its code writes to an input or to the model's own tensors ({name})")
         if isinstance(result, (tuple, list)):
             call.reads_shapes = True  # how many there are may depend on a size
-        step = Step(
+        step = RecordedStep(
             func, arguments, self._made(result, writes), self._running[-1], writes, storages
         )
         for leaf in pytree.tree_leaves(result):
@@ -304,7 +304,7 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
         parent = self._running[-1] if self._running else -1
         if parent >= 0 and grad_modes() != self.modes:
             self.refuse("its code changes grad mode or autocast")
-        call = Call(module, parent, arguments, len(self.steps), outer, given=(args, kwargs))
+        call = RecordedCall(module, parent, arguments, len(self.steps), outer, given=(args, kwargs))
         given = pytree.tree_leaves((args, kwargs))
         strange = [leaf for leaf in given if not (isinstance(leaf, Tensor) or is_constant(leaf))]
         if strange:
@@ -354,7 +354,9 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
             for leaf in pytree.tree_leaves(output):
                 if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
                     storages[self._numbers.get(id(leaf), -1)] = _storage(leaf)
-            self.steps.append(Step(module, call.arguments, made, call.parent, writes, storages))
+            self.steps.append(
+                RecordedStep(module, call.arguments, made, call.parent, writes, storages)
+            )
             call.output = call.outer_output = made
             call.end = len(self.steps)
             return
@@ -374,7 +376,7 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
         """The tensors themselves in place of what stands for them."""
 
         def value(leaf: Any) -> Any:
-            if type(leaf) is Value:
+            if type(leaf) is RecordedValue:
                 return self.tensors[leaf.number]
             return leaf.read() if type(leaf) is Held else leaf
 
@@ -388,12 +390,14 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
             call = self.calls[call].parent
         return path
 
-    def is_step(self, call: Call) -> bool:
+    def is_step(self, call: RecordedCall) -> bool:
         """Whether a call stands in the record as a step: the module was called as a whole."""
         return self._is_leaf(call.module)
 
     def _leaves(self, named: Any) -> list[Tensor]:
-        found = [self.tensors[v.number] for v in pytree.tree_leaves(named) if type(v) is Value]
+        found = [
+            self.tensors[v.number] for v in pytree.tree_leaves(named) if type(v) is RecordedValue
+        ]
         return [t for t in found if t.layout == torch.strided and id(t) in self._numbers]
 
     def __torch_dispatch__(

@@ -20,7 +20,7 @@ from .errors import CaptureError
 from .forward import Forward
 from .patterns import Match, values_in
 from .record import Record
-from .steps import Call, Held, Other, Step, Value
+from .steps import Held, Other, RecordedCall, RecordedValue
 
 _REGION = "<oxytorch region>"
 """The file name of generated code."""
@@ -93,7 +93,7 @@ def _by_name(value: Any) -> Any:
 
 
 @dataclass
-class Program:
+class RegionSource:
     """The steps of a region as Python source, for calls of one form.
 
     source: of a function `run(args, kwargs)`; scope: the objects that it names.
@@ -218,7 +218,7 @@ class Region(Forward):
     past are what they were (see `Sources`).
     """
 
-    def __init__(self, module: nn.Module, programs: Iterable[Program]) -> None:
+    def __init__(self, module: nn.Module, programs: Iterable[RegionSource]) -> None:
         super().__init__(module)
         self.programs = [*programs]
 
@@ -239,7 +239,7 @@ def program(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     converted: Set[nn.Module] = frozenset(),
-) -> Program:
+) -> RegionSource:
     """Write the program of one call of a module.
 
     home: the number of the call; inlined: those below it whose code is gone past.
@@ -260,8 +260,8 @@ def program(
     writer = _Writer(record)
     writer.arguments(call.arguments)
     items = _items(record, home, inlined)
-    left_out = {item for item in items if not isinstance(item, Call) and item in dropped}
-    items = [item for item in items if isinstance(item, Call) or item not in left_out]
+    left_out = {item for item in items if not isinstance(item, RecordedCall) and item in dropped}
+    items = [item for item in items if isinstance(item, RecordedCall) or item not in left_out]
     called = _write(writer, record, items, matches)
     source = writer.finish(call.output)
     modules = [record.calls[number].module for number in inlined]
@@ -279,10 +279,10 @@ def program(
     )
     same = _same_tensors(args, kwargs)
     dtypes = _dtypes([call.module, *modules, *called], writer.scope) if kinds else ()
-    return Program(positional, keywords, same, source, writer.scope, sources, dtypes)
+    return RegionSource(positional, keywords, same, source, writer.scope, sources, dtypes)
 
 
-def _refuse_calls(passed: Sequence[Call], kinds: bool, converted: Set[nn.Module]) -> None:
+def _refuse_calls(passed: Sequence[RecordedCall], kinds: bool, converted: Set[nn.Module]) -> None:
     """Raise CaptureError where a program cannot stand for calls, the outermost of them first.
 
     kinds: whether their code looks at dtypes.
@@ -315,14 +315,14 @@ def _dtypes(
 
 
 def _write(
-    writer: _Writer, record: Record, items: list[int | Call], matches: list[Match]
+    writer: _Writer, record: Record, items: list[int | RecordedCall], matches: list[Match]
 ) -> list[nn.Module]:
     """Write steps and calls, matches in place of theirs; return the modules that are called."""
     made = {match.at: match for match in matches}
     replaced = {number for match in matches for number in match.steps}
     called: list[nn.Module] = []
     for item in items:
-        if isinstance(item, Call):
+        if isinstance(item, RecordedCall):
             called.append(item.module)
             writer.call(item.module, item.outer, item.outer_output)
         elif item in made:
@@ -351,11 +351,11 @@ def _holders(modules: Iterable[nn.Module], called: set[nn.Module]) -> list[nn.Mo
     return [*found]
 
 
-def _items(record: Record, home: int, inlined: set[int]) -> list[int | Call]:
+def _items(record: Record, home: int, inlined: set[int]) -> list[int | RecordedCall]:
     """The steps, by number, and the calls of modules that a call makes, in order."""
     calls = record.calls
     direct = {home, *inlined}
-    places: list[tuple[int, int, int | Call]] = []
+    places: list[tuple[int, int, int | RecordedCall]] = []
     begin, end = calls[home].begin, calls[home].end
     for number in range(begin, end):
         if record.steps[number].call in direct:
@@ -387,7 +387,7 @@ class _Writer:
 
     def _unpack(self, nested: Any, expression: str) -> None:
         """Give names to the tensors in what an expression returns."""
-        if type(nested) is Value:
+        if type(nested) is RecordedValue:
             name = f"v{nested.number}"
             self._lines.append(f"    {name} = {expression}")
             self._names[nested.number] = name
@@ -411,7 +411,7 @@ class _Writer:
             expression = f"{self._object(target)}({', '.join(given)})"
         if any(not _is_value(leaf) for leaf in pytree.tree_leaves(result)):
             raise CaptureError("a call in it returns something besides tensors")
-        if type(result) is Value:
+        if type(result) is RecordedValue:
             self._unpack(result, expression)
             return
         name = f"r{len(self._lines)}"
@@ -419,7 +419,7 @@ class _Writer:
         self._unpack(result, name)
 
     def _expression(self, value: Any) -> str:
-        if type(value) is Value:
+        if type(value) is RecordedValue:
             if value.number not in self._names:
                 raise CaptureError("it uses a tensor that was made elsewhere")
             return self._names[value.number]
@@ -469,7 +469,4 @@ _NAME = re.compile(r"\b[vr]\d+\b")
 
 
 def _is_value(leaf: Any) -> bool:
-    return leaf is None or type(leaf) in (Value, Held)
-
-
-__all__ = ["Forward", "Program", "Region", "Slot", "Step", "program"]
+    return leaf is None or type(leaf) in (RecordedValue, Held)

@@ -12,7 +12,7 @@ from .code import is_constant
 
 
 @dataclass(frozen=True)
-class Value:
+class RecordedValue:
     """Stands for a tensor: the number of the step that made it and its place among the results."""
 
     number: int
@@ -38,7 +38,7 @@ class Other:
 
 
 @dataclass
-class Step:
+class RecordedStep:
     """One call of a function, or of a module that is called as a whole.
 
     arguments: (args, kwargs) and result, with Values in place of tensors.
@@ -55,7 +55,7 @@ class Step:
 
 
 @dataclass
-class Call:
+class RecordedCall:
     """One call of a module: its arguments, its output, and the steps [begin, end) below it.
 
     arguments and output are those of its code.
@@ -87,7 +87,7 @@ class Call:
     settings: list[tuple[Any, str]] = field(default_factory=list)
 
 
-def is_same(first: Step, second: Step) -> bool:
+def is_same(first: RecordedStep, second: RecordedStep) -> bool:
     """Whether two steps call one function on the same values, from the same call."""
     if first.target != second.target or first.call != second.call:
         return False

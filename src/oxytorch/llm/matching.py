@@ -54,12 +54,8 @@ def plans(
 
     Raises Unmatched where a part is missing.
     """
-    attention = find(layer, recipes.ATTENTION)
-    if attention is None:
-        raise Unmatched(f"no attention among {_names(layer)}")
+    attention = _attention(layer)
     part = layer.get_submodule(attention)
-    if getattr(part, "is_causal", True) is not True:
-        raise Unmatched(f"{attention} is not causal")
     mlps, block_orders = [*_mlps(layer)], [*_block_orders(layer)]
     norms = _head_norms(layer, attention, head_dim := _head_dim(part, config))
     fixed = {**norms, **_fixed(layer, part, attention, arguments, config, position)}
@@ -96,6 +92,16 @@ def plans(
             **order,
             **mlp,
         )
+
+
+def _attention(layer: nn.Module) -> str:
+    """The name of the layer's causal attention."""
+    attention = find(layer, recipes.ATTENTION)
+    if attention is None:
+        raise Unmatched(f"no attention among {_names(layer)}")
+    if getattr(layer.get_submodule(attention), "is_causal", True) is not True:
+        raise Unmatched(f"{attention} is not causal")
+    return attention
 
 
 def _fixed(

@@ -72,7 +72,7 @@ def _outermost_lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
 
 
 @dataclass
-class Observed:
+class ObservedLayers:
     """What `observe` saw.
 
     rotations: what rotated the prompt.
@@ -83,11 +83,11 @@ class Observed:
     problem: str = ""
 
 
-def observe(model: Any, layers: list[LayerCalls], config: Any) -> Observed:
+def observe(model: Any, layers: list[LayerCalls], config: Any) -> ObservedLayers:
     """Fills in how `model`, of transformers, calls `layers` for a prompt and one more token."""
     kind = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
-        return Observed(problem=f"{kind} is an encoder and a decoder")
+        return ObservedLayers(problem=f"{kind} is an encoder and a decoder")
     watch = _Watch({layer.module: layer for layer in layers})
     problem = ""
     try:
@@ -104,7 +104,7 @@ def observe(model: Any, layers: list[LayerCalls], config: Any) -> Observed:
         pass_on_interruption(error)
         line = (str(error).splitlines() or [""])[0]
         problem = f"{kind} does not run on tokens alone ({type(error).__name__}: {line})"
-    return Observed(watch.rotations, problem)
+    return ObservedLayers(watch.rotations, problem)
 
 
 class _Watch:

@@ -30,7 +30,7 @@ from .arguments import (
 from .cache import DTYPES
 from .observing import decoder_layers, move, observe
 from .packing import Packer
-from .passes import PASSES, Context
+from .passes import PASSES, LanguageModelContext
 from .report import LanguageModelReport
 from .weights import stored_form
 
@@ -101,7 +101,7 @@ def optimize(
         move(layers, observed.rotations, model, result)
     report = _report(model, dtype, cache_dtype, len(layers))
     log = ChangeLog(report)
-    context = Context(
+    context = LanguageModelContext(
         result,
         log,
         report,

@@ -1,4 +1,4 @@
-"""The passes of `llm.optimize`, in the order in which they run: each a function of a `Context`."""
+"""The passes of `llm.optimize`, in their order: each a function of a `LanguageModelContext`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .forwards import LayerForward, RecordForward
 from .layer import DecoderLayer, Mlp
 from .matching import Unmatched
 from .model import fuse
-from .observing import LayerCalls, Observed
+from .observing import LayerCalls, ObservedLayers
 from .packing import Packer
 from .parts import improve_parts, set_norm_forward, stored_transposed
 from .plan import LayerPlan
@@ -41,7 +41,7 @@ from .weights import stored_form
 
 
 @dataclass
-class Context:
+class LanguageModelContext:
     """One `llm.optimize` call in progress.
 
     head_config: how the output head is quantized, or None.
@@ -60,14 +60,14 @@ class Context:
     head_config: WeightConfig | None
     cache_dtype: torch.dtype
     layers: list[LayerCalls]
-    observed: Observed
+    observed: ObservedLayers
     text_config: Any
     original: nn.Module | None
     progress: Callable[[int, int], None] | None
     forwards: list[LayerForward] = field(default_factory=list)
 
 
-def rewrite_layers(context: Context) -> None:
+def rewrite_layers(context: LanguageModelContext) -> None:
     """Fuse the decoder layers, one after the other; improve the parts of those that are left."""
     chooser = checking.Chooser(context.text_config)
     log, report, problem = context.log, context.report, context.observed.problem
@@ -94,7 +94,7 @@ def rewrite_layers(context: Context) -> None:
         context.progress(len(context.layers), len(context.layers))
 
 
-def _fuse(context: Context, calls: LayerCalls, plan: LayerPlan, tried: float) -> None:
+def _fuse(context: LanguageModelContext, calls: LayerCalls, plan: LayerPlan, tried: float) -> None:
     layer, packer, log = calls.module, context.packer, context.log
     for product in plan.products():
         packer.order(layer, product)
@@ -119,7 +119,11 @@ def _fuse(context: Context, calls: LayerCalls, plan: LayerPlan, tried: float) ->
 
 
 def _check_packed(
-    context: Context, calls: LayerCalls, plan: LayerPlan, fused: DecoderLayer, is_first: bool
+    context: LanguageModelContext,
+    calls: LayerCalls,
+    plan: LayerPlan,
+    fused: DecoderLayer,
+    is_first: bool,
 ) -> None:
     """Raises Differs where packed weights do not give the layer's outputs.
 
@@ -134,7 +138,7 @@ def _check_packed(
     context.report.packed_difference = max(context.report.packed_difference, gap)
 
 
-def _expected_gap(context: Context, calls: LayerCalls, plan: LayerPlan) -> float:
+def _expected_gap(context: LanguageModelContext, calls: LayerCalls, plan: LayerPlan) -> float:
     """How far rounding usually takes a layer's output, as a fraction of its norm."""
     config = context.packer.config
     if config is None:
@@ -167,13 +171,13 @@ def _check_rounding(
         )
 
 
-def _leave(context: Context, calls: LayerCalls, reason: str) -> None:
+def _leave(context: LanguageModelContext, calls: LayerCalls, reason: str) -> None:
     context.log.skipped("llm", calls.path, f"{type(calls.module).__name__}: {reason}")
     for path, detail in improve_parts(calls.module, context.packer):
         context.log.applied("llm", f"{calls.path}.{path}", detail)
 
 
-def pack_head(context: Context) -> None:
+def pack_head(context: LanguageModelContext) -> None:
     """Pack the output head, unless it is packed already."""
     head = output_head(context.model)
     weight = None if head is None else head._parameters.get("weight")
@@ -190,7 +194,7 @@ def pack_head(context: Context) -> None:
         context.log.applied("llm", path, "output head packed")
 
 
-def cast_rest(context: Context) -> None:
+def cast_rest(context: LanguageModelContext) -> None:
     """Give what is neither in the head nor in a layer its dtype, in memory of its own."""
     model: Any = context.model
     context.packer.cast_rest(model, set(), set())
@@ -200,7 +204,7 @@ def cast_rest(context: Context) -> None:
         Separation(context.original)(model)
 
 
-def record_model(context: Context) -> None:
+def record_model(context: LanguageModelContext) -> None:
     """Make the record of the whole model that `llm.generate` steps through."""
     forwards, notes = context.forwards, context.report.notes
     if len(forwards) != len(context.layers) or not forwards:
@@ -219,7 +223,7 @@ def record_model(context: Context) -> None:
     context.report.whole = True
 
 
-def note_modules(context: Context) -> None:
+def note_modules(context: LanguageModelContext) -> None:
     """Take the modules as they are now as what their new forwards were made of."""
     fused = fused_model(context.model)
     standings = [] if fused is None else [fused.standing]

@@ -61,7 +61,7 @@ class _FakeCounts(ctypes.Structure):
     )
 
 
-class Step(ctypes.Structure):
+class AllocatorStep(ctypes.Structure):
     """oxytorch_memory_step: one call of many that `Allocator.run` makes."""
 
     _fields_ = (
@@ -287,13 +287,13 @@ class Allocator:
         return self._text(self._library.oxytorch_memory_report, device, ctypes.c_size_t(asked))
 
     def run(
-        self, device: int, steps: Sequence[Step], blocks: int, *, timed: bool = False
+        self, device: int, steps: Sequence[AllocatorStep], blocks: int, *, timed: bool = False
     ) -> tuple[int, list[int]]:
         """Makes all calls in one; `steps` is best an array of Step.
 
         Returns how many were made before memory ran out, and the nanoseconds of each if `timed`.
         """
-        array = steps if isinstance(steps, ctypes.Array) else (Step * len(steps))(*steps)
+        array = steps if isinstance(steps, ctypes.Array) else (AllocatorStep * len(steps))(*steps)
         live = (ctypes.c_void_p * blocks)()
         times = (ctypes.c_uint64 * len(array))() if timed else None
         done = ctypes.c_size_t()

@@ -14,7 +14,7 @@ from ..command_line import positive, printable, why_no_picture, words
 from . import plots
 from . import trace as traces
 from .advise import Advice, advise
-from .record import MOST_EVENTS, Recording, record
+from .record import MOST_EVENTS, MemoryRecording, record
 from .replay import MOST_MEMORY, NAMES, STANDARD, Result, replay, write_json
 from .sizes import parse, size
 from .trace import Trace, TraceError
@@ -149,7 +149,7 @@ def _record(arguments: argparse.Namespace) -> int:
         raise ValueError(f"record: there is no script {script}")
     sys.argv = [script, *arguments.arguments]
     sys.path.insert(0, str(Path(script).absolute().parent))
-    recording, ended = Recording(), None
+    recording, ended = MemoryRecording(), None
     try:
         with record(
             arguments.trace,

@@ -21,7 +21,7 @@ from .trace import About, Trace
 MOST_EVENTS = 1_000_000
 
 
-class Recording:
+class MemoryRecording:
     """What `record` gives.
 
     trace: the recorded trace, once the block has ended.
@@ -44,7 +44,7 @@ def record(
     device: torch.device | int | str | None = None,
     stacks: bool = True,
     max_events: int = MOST_EVENTS,
-) -> Iterator[Recording]:
+) -> Iterator[MemoryRecording]:
     """Record all allocations of the block, on a CUDA device, and write them to a file.
 
     It uses the history of torch's own allocator (`torch.cuda.memory._record_memory_history`), so
@@ -70,7 +70,7 @@ def record(
     torch.cuda.memory._record_memory_history(
         "all", context=context, stacks="python", max_entries=max_events
     )
-    recording = Recording()
+    recording = MemoryRecording()
     ended: torch.OutOfMemoryError | None = None
     try:
         yield recording

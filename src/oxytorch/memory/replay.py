@@ -170,7 +170,7 @@ class _Run:
     def go_to(self, step: int) -> None:
         """Make the steps before this one; fewer where memory runs out."""
         done = ctypes.c_size_t()
-        start = ctypes.addressof(self.steps) + self.done * ctypes.sizeof(_core.Step)
+        start = ctypes.addressof(self.steps) + self.done * ctypes.sizeof(_core.AllocatorStep)
         result = _core.library().oxytorch_memory_run(
             self.allocator.handle,
             0,
@@ -205,7 +205,9 @@ def _steps(trace: Trace) -> tuple[Any, list[int]]:
         elif kind != Kind.RETIRE:
             calls.append((what[Kind(kind)], max(0, number), 0, 0))
         before.append(len(calls))
-    return (_core.Step * len(calls))(*(_core.Step(*call) for call in calls)), before
+    return (_core.AllocatorStep * len(calls))(
+        *(_core.AllocatorStep(*call) for call in calls)
+    ), before
 
 
 def _points(trace: Trace) -> list[tuple[int, int]]:

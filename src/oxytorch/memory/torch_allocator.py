@@ -73,16 +73,16 @@ def use(device: torch.device | str = "cuda", *, policy: str | None = None) -> No
 
     "cuda", "xpu": until the process ends. It has to be called before anything is allocated
     there; a second call with the same arguments does nothing. torch's own statistics
-    (`torch.cuda.memory_allocated`) do not know pluggable allocators: ask
-    `oxytorch.memory.memory_allocated` and its like. "xpu" begins to use the devices.
+    (`torch.cuda.memory_allocated`) do not see pluggable allocators: use
+    `oxytorch.memory.memory_allocated` and its like. "xpu" initializes the devices.
 
-    "cpu": at any time, until `restore("cpu")`. Tensors of 1 MiB or more are then taken of huge
+    "cpu": at any time, until `restore("cpu")`. Tensors of 1 MiB or more then get huge
     pages that stay mapped when the tensor is freed. For that two entries of the table through which
     torch's library libc10.so calls the C library (`posix_memalign`, `free`) are replaced.
 
     Args:
         device: "cuda", "xpu" or "cpu".
-        policy: "mapped", which puts large blocks together of free pages from anywhere; "native" or
+        policy: "mapped", which makes large blocks of free pages from anywhere; "native" or
             "expandable", which do what torch does. None: "mapped" for CUDA, "expandable" on the
             CPU and "native" for XPU, where memory cannot be mapped.
 

@@ -39,10 +39,10 @@ def clip_grad_norm_(
 
     Multiplies all gradients, in place, by min(1, max_norm / (norm + 1e-6)), and returns the norm of
     all of them together, in the dtype that torch gives it. It is summed in float64, with the same
-    bits for any number of threads. On the CPU gradients that are short enough are not written; on a
-    GPU nothing waits for the norm. What is not a dense float32, bfloat16 or float16 gradient on one
-    device, other norms and sharded gradients go torch's own way. `FusedOptimizer.clip_grad_norm_`
-    saves the sweep that scales.
+    bits for any number of threads. On the CPU gradients are not written if the norm is small
+    enough; on a GPU nothing waits for the norm. Other norms, sharded gradients, and gradients that
+    are not dense float32, bfloat16 or float16 on one device use torch's own function.
+    `FusedOptimizer.clip_grad_norm_` saves the sweep that scales.
 
     Raises RuntimeError for a norm that is not finite if `error_if_nonfinite`.
     """

@@ -36,18 +36,18 @@ class FusedOptimizer(Optimizer):
         master_weights: "split" keeps the lower 16 bits of the float32 weight beside each bfloat16
             parameter, which holds the upper 16: the pair is updated exactly as float32 would be.
             None updates parameters in their own dtype.
-        state_dtype: float32; bfloat16, rounded at random; or int8, codes of 8 bits with a scale for
-            every 256. None means float32 for float32 and split parameters, else the parameter's own
-            dtype, as in torch.
-        seed: of the random rounding, which depends on the seed, the step, the parameter's place and
-            the element, and on nothing else.
+        state_dtype: float32; bfloat16, rounded stochastically; or int8, 8-bit values with a scale
+            for every 256. None means float32 for float32 and split parameters, else the
+            parameter's own dtype, as in torch.
+        seed: of the stochastic rounding, which depends only on the seed, the step, the parameter's
+            index and the element.
         release_gradients: steps run inside backward, a parameter at a time, and free its gradient,
             so that gradients of the whole model never exist together. `step()` still has to be
             called after each backward pass; see docs/gradients.md for what cannot work with it.
 
     The first three may be given per parameter group. Other arguments are those of torch's class.
-    What the fused step does not do (sparse gradients, complex parameters, differentiable steps)
-    goes torch's own way.
+    What the fused step does not support (sparse gradients, complex parameters, differentiable
+    steps) runs torch's own step.
 
     Sharded parameters (DTensor, as `torch.distributed.fsdp.fully_shard` makes them) have sharded
     states; each process updates its shards. Norms of a tensor (Lamb, Lars) are those of the whole

@@ -27,10 +27,10 @@ from ..rewriting.memory import nbytes
 from ..rewriting.predecessor import leads_on
 from ..rewriting.refusals import check_evaluation, check_module, check_not_optimized, names_in
 from ..rewriting.report import Entry, Report
-from .context import Context, observe
+from .context import OptimizeContext, observe
 from .passes import DEFAULT, PASSES, boundaries
 from .passes.cast import dtypes, made_for
-from .sample import Sample
+from .sample import SampleInput
 from .text_models import dtype_rules, evaluating, features_sample, is_text_model
 from .tune import Request, choose, keep_fastest
 
@@ -140,7 +140,7 @@ def optimize(
     if is_text:
         dtype = dtype_rules(model, dtype)
         sample_input = None if sample_input is None else features_sample(model, sample_input)
-    sample = None if sample_input is None else Sample(sample_input)
+    sample = None if sample_input is None else SampleInput(sample_input)
     times = learning() if tune else nullcontext()
     mode = evaluating(model) if is_text and not inplace else nullcontext()
     if is_text and inplace:
@@ -209,7 +209,7 @@ def _of_scripted(
 def _optimized(
     model: _Model,
     dtype: Any,
-    sample: Sample | None,
+    sample: SampleInput | None,
     graph: bool,
     inplace: bool,
     verify: bool,
@@ -265,9 +265,9 @@ def _asked(dtype: Any) -> list[torch.dtype]:
 def explain(model: nn.Module) -> Report:
     """Return the report of the `optimize` call that made `model`.
 
-    str() of the report gives text, as_dict() data. `calls` in it tells of a model that runs as a
-    program what became of the calls so far: which sizes it serves, and why no others. For a model
-    that was only quantized, it is the report of `quantize_`. Raises ValueError if the model was
+    str() of the report gives text, as_dict() data. For a model that runs as a program, its `calls`
+    say how the calls so far were run: which sizes are served, and why no others. For a model that
+    was only quantized, it is the report of `quantize_`. Raises ValueError if the model was
     neither optimized nor quantized.
     """
     if isinstance(model, torch.jit.ScriptModule):
@@ -357,12 +357,12 @@ def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None, trains: b
 def optimize_in_place(
     model: nn.Module,
     dtype: Any,
-    sample: Sample | None,
+    sample: SampleInput | None,
     names: tuple[str, ...],
     separate: Callable[[nn.Module], None],
-    look: Callable[[Context], None] = observe,
+    look: Callable[[OptimizeContext], None] = observe,
     runs: tuple[str, ...] | None = None,
-) -> Context:
+) -> OptimizeContext:
     """Run the passes `names` on a model; what is known of it then.
 
     look: notes what a run of the model on the sample shows.
@@ -372,7 +372,7 @@ def optimize_in_place(
     distinct = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
     report = Report(type(model).__name__, "/".join(distinct) or "dtypes as they are", list(names))
     given = wanted if "cast" in names else {}
-    context = Context(model, given, ChangeLog(report), names, separate, sample=sample)
+    context = OptimizeContext(model, given, ChangeLog(report), names, separate, sample=sample)
     if "cast" in names and dtype is not None:
         context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
         context.dtype, context.made_for = context.rules.get(""), made_for(model)
@@ -381,16 +381,16 @@ def optimize_in_place(
     return context
 
 
-def _steps(names: tuple[str, ...]) -> list[Callable[[Context], None]]:
+def _steps(names: tuple[str, ...]) -> list[Callable[[OptimizeContext], None]]:
     """What is run for these passes, in order."""
-    steps: list[Callable[[Context], None]] = [boundaries.prepare]
+    steps: list[Callable[[OptimizeContext], None]] = [boundaries.prepare]
     for run in dict.fromkeys(run for name, (_, run) in PASSES.items() if name in names):
-        steps.append(Context.index)
+        steps.append(OptimizeContext.index)
         steps.append(run)
-    return [*steps, boundaries.settle, Context.finish, _name_the_rest]
+    return [*steps, boundaries.settle, OptimizeContext.finish, _name_the_rest]
 
 
-def _name_the_rest(context: Context) -> None:
+def _name_the_rest(context: OptimizeContext) -> None:
     """Name the layers that no pass touched."""
     if context.is_program:
         return

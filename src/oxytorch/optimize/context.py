@@ -18,10 +18,10 @@ from ..graph.recognize import Recognizer
 from ..graph.record import Record
 from ..graph.recording import are_alike, recorded, refuse_differences
 from ..graph.state import State
-from ..graph.steps import Value
+from ..graph.steps import RecordedValue
 from ..program.replay import Replay
 from ..rewriting.changes import BufferSet, ChangeLog, ParameterSet
-from .sample import Sample
+from .sample import SampleInput
 
 CLOSED = (
     nn.MultiheadAttention,
@@ -45,7 +45,7 @@ class AttentionCall:
 
 
 @dataclass
-class Observed:
+class ObservedRun:
     """What one run of the model on the sample input showed.
 
     input_sizes: for each layer, the shape of its input where all its calls had one shape.
@@ -59,9 +59,9 @@ class Observed:
     shared_inputs: list[tuple[nn.Module, ...]] = field(default_factory=list)
     attention: dict[nn.Module, AttentionCall] = field(default_factory=dict)
 
-    def of(self, other: Mapping[nn.Module, nn.Module]) -> Observed:
+    def of(self, other: Mapping[nn.Module, nn.Module]) -> ObservedRun:
         """The same of a model like it, whose modules are given for this one's."""
-        return Observed(
+        return ObservedRun(
             {other[m]: size for m, size in self.input_sizes.items() if m in other},
             {other[m] for m in self.without_tensor if m in other},
             [
@@ -74,7 +74,7 @@ class Observed:
 
 
 @dataclass
-class Context:
+class OptimizeContext:
     """One optimization in progress.
 
     separate: gives the model tensors of its own, where it is a copy that still shares the
@@ -110,8 +110,8 @@ class Context:
     dtype: torch.dtype | None = None
     run: Record | None = None
     why_no_run: str = "needs sample_input to see what the model's code does"
-    sample: Sample | None = None
-    observed: Observed = field(default_factory=Observed)
+    sample: SampleInput | None = None
+    observed: ObservedRun = field(default_factory=ObservedRun)
     recognizer: Recognizer = field(default_factory=Recognizer)
     folds: dict[nn.Module, Folded] = field(default_factory=dict)
     fused_layers: set[nn.Module] = field(default_factory=set)
@@ -148,7 +148,7 @@ class Context:
                 self.closed.add(module)
         self.index()
 
-    def take_over(self, seen: Context) -> None:
+    def take_over(self, seen: OptimizeContext) -> None:
         """Take what a run of a model like this one showed, but for the record of it."""
         own = {path: module for module, path in self.paths.items()}
         other = {m: own[path] for m, path in seen.paths.items() if path in own}
@@ -282,7 +282,7 @@ def _is_ours(forward: Any) -> bool:
     return type(forward).__module__.startswith(__name__.partition(".")[0])
 
 
-def observe(context: Context, once: bool = False) -> None:
+def observe(context: OptimizeContext, once: bool = False) -> None:
     """Run the model on the sample input, if there is one, and note what it does.
 
     once: whether one run is enough, since others have shown that all do the same, or since no
@@ -323,7 +323,7 @@ def observe(context: Context, once: bool = False) -> None:
     context.run = run
 
 
-def look_at_sizes(context: Context) -> None:
+def look_at_sizes(context: OptimizeContext) -> None:
     """Run the model on the sample input, and note the sizes of what modules are given: for passes
     that ask for no more."""
     sample, model, found = context.sample, context.model, _Sizes()
@@ -361,18 +361,18 @@ class _Sizes:
         is_plain = type(given) is Tensor and given.layout == torch.strided and not given.is_nested
         self._found.setdefault(module, set()).add(tuple(given.shape) if is_plain else None)
 
-    def settle(self, observed: Observed) -> None:
+    def settle(self, observed: ObservedRun) -> None:
         """Note the sizes of modules all of whose calls had one."""
         only = {m: next(iter(found)) for m, found in self._found.items() if len(found) == 1}
         observed.input_sizes = {m: size for m, size in only.items() if size is not None}
         observed.without_tensor = self._without_tensor
 
 
-def _note(context: Context, run: Record) -> None:
+def _note(context: OptimizeContext, run: Record) -> None:
     observed = context.observed
     parents = {child: m for m in context.paths for child in m.children()}
     sizes = _Sizes()
-    inputs: dict[tuple[nn.Module | None, Value], list[nn.Module]] = {}
+    inputs: dict[tuple[nn.Module | None, RecordedValue], list[nn.Module]] = {}
     for step in run.steps:
         if step.target is F.scaled_dot_product_attention:
             call = run.calls[step.call]
@@ -381,7 +381,7 @@ def _note(context: Context, run: Record) -> None:
         args = step.arguments[0]
         if not isinstance(step.target, nn.Module) or not args:
             continue
-        is_tensor = type(args[0]) is Value
+        is_tensor = type(args[0]) is RecordedValue
         sizes.note(step.target, run.tensors[args[0].number] if is_tensor else None)
         if is_tensor and context.recognizer.linear(step.target) is not None:
             inputs.setdefault((parents.get(step.target), args[0]), []).append(step.target)

@@ -24,7 +24,7 @@ class SampleError(ValueError):
     """A model cannot be called with its sample input."""
 
 
-class Sample:
+class SampleInput:
     """What a model is called with while it is optimized: positional and keyword arguments.
 
     sample_input: a tensor is the only argument, a tuple or list the positional ones, a mapping the

@@ -16,7 +16,7 @@ from ..graph.errors import CaptureError
 from ..program.script import Outcome, frozen, fuse
 from ..rewriting import measure
 from ..rewriting.report import Entry, Report
-from .sample import Sample
+from .sample import SampleInput
 
 _PASS = "script"
 WARM_UP = 3
@@ -44,7 +44,7 @@ def optimize_scripted(module: ScriptModule, sample_input: Any) -> ScriptModule:
             why = "nothing is known of its inputs: give a sample_input"
             report.entries.append(Entry(_PASS, "forward", False, why))
         else:
-            result = _fastest(stock, Sample(sample_input), report)
+            result = _fastest(stock, SampleInput(sample_input), report)
     kept = frozen.other_methods(stock)
     for name in frozen.other_methods(module):
         if name in kept:
@@ -52,7 +52,7 @@ def optimize_scripted(module: ScriptModule, sample_input: Any) -> ScriptModule:
     return frozen.with_report(result, report)
 
 
-def _fastest(stock: ScriptModule, sample: Sample, report: Report) -> ScriptModule:
+def _fastest(stock: ScriptModule, sample: SampleInput, report: Report) -> ScriptModule:
     """The frozen module, fused as far as it pays."""
     found: list[tuple[ScriptModule, Outcome]] = []
     for layouts in (True, False):
@@ -81,7 +81,7 @@ def _fastest(stock: ScriptModule, sample: Sample, report: Report) -> ScriptModul
     return stock
 
 
-def _ratio(stock: ScriptModule, candidate: ScriptModule, sample: Sample) -> float:
+def _ratio(stock: ScriptModule, candidate: ScriptModule, sample: SampleInput) -> float:
     """The candidate's time divided by that of the frozen module: the median of turns, or the ratio
     of the least times if that is worse."""
     args, kwargs = sample.call

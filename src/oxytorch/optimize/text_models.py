@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..core.interruption import pass_on_interruption
 from ..rewriting.changes import forwards_set
-from .sample import Sample, SampleError
+from .sample import SampleError, SampleInput
 
 
 def is_text_model(model: object) -> bool:
@@ -107,7 +107,7 @@ def features_sample(model: nn.Module, sample_input: Any) -> Any:
 
 
 def core_call(
-    model: nn.Module, core: nn.Module, sample: Sample
+    model: nn.Module, core: nn.Module, sample: SampleInput
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with which a text model calls its core on the sample."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []

@@ -33,10 +33,10 @@ from .training_modules import (
     TAKE_ANY,
     Bfloat16Forward,
     Conversion,
-    Forward,
     OwnDtypeForward,
     ParametrizationForward,
     Saving,
+    UpperHalvesForward,
     is_layer,
 )
 
@@ -95,7 +95,7 @@ def optimize_for_training(
         kinds = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
         kind = "/".join(kinds) or "dtypes as they are"
         log = TrainingLog(Report(type(model).__name__, kind, ["training"]), dtype)
-    context = _Context(model, optimizer, log)
+    context = _TrainingContext(model, optimizer, log)
     run_passes(context, [prepare, _fuse_optimizer])
     for name, found in hooks.items():
         getattr(context.optimizer, name).update(found)
@@ -103,7 +103,7 @@ def optimize_for_training(
 
 
 @dataclass
-class _Context:
+class _TrainingContext:
     """One call in progress; layers: those that begin to compute in bfloat16."""
 
     model: nn.Module
@@ -117,7 +117,7 @@ class _Context:
         return type(self.optimizer) in _FUSED or isinstance(self.optimizer, FusedOptimizer)
 
 
-def _prepare(context: _Context) -> None:
+def _prepare(context: _TrainingContext) -> None:
     """The pass that prepares a model for split weights."""
     model, log = context.model, context.log
     if context.is_known and log.dtype is not None:
@@ -126,12 +126,12 @@ def _prepare(context: _Context) -> None:
             _watch_modules(model, log)
 
 
-def _prepare_again(context: _Context) -> None:
+def _prepare_again(context: _TrainingContext) -> None:
     """The pass that prepares what was put into a model that is trained already."""
     _prepare_later(context.model)
 
 
-def _fuse_optimizer(context: _Context) -> None:
+def _fuse_optimizer(context: _TrainingContext) -> None:
     """The pass that makes the optimizer one of ours."""
     log, kind = context.log, type(context.optimizer)
     if not context.is_known:
@@ -229,7 +229,7 @@ def _prepare_layers(
     return layers
 
 
-def _forward(module: nn.Module, layers: list[nn.Module]) -> Forward | None:
+def _forward(module: nn.Module, layers: list[nn.Module]) -> UpperHalvesForward | None:
     """What the module's forward is to be, where it is not to stay; layers: those in bfloat16."""
     if isinstance(module, ParametrizationList) and module in layers:
         return ParametrizationForward(module)
@@ -247,7 +247,7 @@ def _forward(module: nn.Module, layers: list[nn.Module]) -> Forward | None:
 def _watch_modules(model: nn.Module, log: ChangeLog) -> None:
     """Prepares the model itself: what is put into it later is found when it is called."""
     if "forward" not in model.__dict__:
-        log.set_forward(model, Forward(model))
+        log.set_forward(model, UpperHalvesForward(model))
     if hasattr(type(model), "save_pretrained"):
         log.changes.append(AttributeSet(model, "save_pretrained", Saving(model)))
     for function in (processes.refuse_sharding, _prepare_when_called):

@@ -32,7 +32,7 @@ def is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn")
 
 
-class Forward(OwnSignature):
+class UpperHalvesForward(OwnSignature):
     """A module's own forward, inside of which split parameters are their upper halves."""
 
     stands_in = False
@@ -42,7 +42,7 @@ class Forward(OwnSignature):
             return type(self.module).forward(self.module, *args, **kwargs)
 
 
-class Bfloat16Forward(Forward):
+class Bfloat16Forward(UpperHalvesForward):
     """The same of a module that is to compute in bfloat16.
 
     While its parameters are plain float32, for no optimizer of ours holds them all, or one of them
@@ -78,7 +78,7 @@ class Bfloat16Forward(Forward):
         return converted(result, torch.bfloat16) if layer and not is_split else result
 
 
-class ParametrizationForward(Forward):
+class ParametrizationForward(UpperHalvesForward):
     """What makes a layer's weight of others (torch.nn.utils.parametrize): in float32.
 
     Forwards are given the result in bfloat16, as any weight.
@@ -92,7 +92,7 @@ class ParametrizationForward(Forward):
         return converted(result, torch.bfloat16) if is_computing else result
 
 
-class OwnDtypeForward(Forward):
+class OwnDtypeForward(UpperHalvesForward):
     """The forward of a layer of torch that keeps its dtype among others, which it is given."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -16,9 +16,9 @@ from .. import _garbage
 from ..program.replay import Replay
 from ..rewriting import measure
 from ..rewriting.copies import copied
-from .context import Context, look_at_sizes, observe
+from .context import OptimizeContext, look_at_sizes, observe
 from .passes import DEFAULT
-from .sample import Sample
+from .sample import SampleInput
 
 Run = Callable[[], Any]
 """A call of a model on the sample."""
@@ -54,7 +54,7 @@ the model's time, and so many seconds."""
 def choose(
     model: nn.Module,
     dtype: Any,
-    sample: Sample,
+    sample: SampleInput,
     names: tuple[str, ...],
     always: tuple[str, ...] = (),
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -111,16 +111,16 @@ def _compared(ratio: float, before: float, after: float) -> str:
 class Request:
     """What `optimize` is asked for: `model` in `dtype`, by the passes `names`, fast on the sample.
 
-    separate: see `Context`.
+    separate: see `OptimizeContext`.
     """
 
     model: nn.Module
     dtype: Any
-    sample: Sample
+    sample: SampleInput
     names: tuple[str, ...]
     separate: Callable[[nn.Module], None]
 
-    def run(self, result: nn.Module, **more: Any) -> Context:
+    def run(self, result: nn.Module, **more: Any) -> OptimizeContext:
         """Run the passes on a copy of the model. more: see `optimize_in_place`."""
         from . import optimize_in_place
 
@@ -169,10 +169,10 @@ def keep_fastest(request: Request, result: nn.Module) -> tuple[nn.Module, dict[s
     return result, tuned
 
 
-def _program(request: Request, result: nn.Module) -> Context:
+def _program(request: Request, result: nn.Module) -> OptimizeContext:
     """Run the pass `program` alone on a copy of the model; what is known of it then."""
 
-    def look(context: Context) -> None:
+    def look(context: OptimizeContext) -> None:
         context.tries_later = True
         if request.dtype is not None:
             look_at_sizes(context)
@@ -180,7 +180,7 @@ def _program(request: Request, result: nn.Module) -> Context:
     return request.run(result, look=look, runs=("program",))
 
 
-def _gains_clearly(request: Request, program: Context) -> bool:
+def _gains_clearly(request: Request, program: OptimizeContext) -> bool:
     """Whether a program takes clearly less time than the model did, and a call of it long enough
     for what the other passes do without: a look at what the model's Python can read."""
     first, beside, is_warm = _first(request, program)
@@ -194,7 +194,9 @@ def _gains_clearly(request: Request, program: Context) -> bool:
     return ratio <= CLEAR_GAIN and seconds >= LONG
 
 
-def _others(request: Request, result: nn.Module, program: Context | None) -> Context:
+def _others(
+    request: Request, result: nn.Module, program: OptimizeContext | None
+) -> OptimizeContext:
     """Run the passes but `program` on a copy of the model; what is known of it then.
 
     program: what is known of another copy, on which that pass was run.
@@ -203,7 +205,7 @@ def _others(request: Request, result: nn.Module, program: Context | None) -> Con
         return request.run(result)
     is_seen = program.is_program and request.dtype is None
 
-    def look(context: Context) -> None:
+    def look(context: OptimizeContext) -> None:
         observe(context, once=is_seen)  # a program took two runs that did the same
         context.runs_with = program.runs_with
 
@@ -219,7 +221,7 @@ def _without_program(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if name != "program")
 
 
-def _first(request: Request, seen: Context) -> tuple[Run, list[nn.Module], bool]:
+def _first(request: Request, seen: OptimizeContext) -> tuple[Run, list[nn.Module], bool]:
     """A call of the model as it was, or in another dtype alone, the modules that it runs, and
     whether such calls were made before.
 
@@ -252,7 +254,7 @@ def _of_turns(
 
 def _turns(
     runs: Sequence[Run],
-    sample: Sample,
+    sample: SampleInput,
     models: Iterable[nn.Module],
     warm: Sequence[int] = (),
     known: float | None = None,
@@ -312,14 +314,14 @@ def _are_short(turn: Sequence[float]) -> bool:
 def _built(
     model: nn.Module,
     dtype: Any,
-    sample: Sample,
+    sample: SampleInput,
     chosen: tuple[str, ...],
-    seen: Context | None = None,
+    seen: OptimizeContext | None = None,
 ) -> nn.Module:
     from . import _nothing, optimize_in_place
 
     candidate = copied(model)
-    look = observe if seen is None else partial(Context.take_over, seen=seen)
+    look = observe if seen is None else partial(OptimizeContext.take_over, seen=seen)
     optimize_in_place(candidate, dtype, sample, chosen, _nothing, look)
     return candidate
 
@@ -331,7 +333,7 @@ def _differs(model: nn.Module, name: str) -> bool:
     return any(entry.pass_name == name for entry in explain(model).applied)
 
 
-def paired(first: nn.Module, second: nn.Module, sample: Sample) -> tuple[float, float, float]:
+def paired(first: nn.Module, second: nn.Module, sample: SampleInput) -> tuple[float, float, float]:
     """Median ratio second / first over paired rounds, and both median times in seconds."""
 
     runs = (_call(first, sample), _call(second, sample))

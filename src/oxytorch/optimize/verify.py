@@ -12,14 +12,14 @@ from torch.utils import _pytree as pytree
 
 from ..graph.agreement import TOLERANCE, difference
 from ..graph.state import State
-from .sample import Sample
+from .sample import SampleInput
 
 
 class VerificationError(AssertionError):
     """The optimized model's outputs differ from the original's beyond the tolerance."""
 
 
-def compare(original: nn.Module, optimized: nn.Module, sample: Sample) -> dict[str, float]:
+def compare(original: nn.Module, optimized: nn.Module, sample: SampleInput) -> dict[str, float]:
     """Compare every changed module on the original's inputs, then the whole models.
 
     Returns the whole models' difference, the difference allowed and the number of modules

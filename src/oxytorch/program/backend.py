@@ -66,7 +66,7 @@ def _of_inference(
     try:
         with _own_resampling():
             traced = traced_steps(graph)
-        call = Call(graph, traced.steps, traced.outputs, traced.lasting)
+        call = CompiledGraph(graph, traced.steps, traced.outputs, traced.lasting)
     except Exception as error:  # torch's tracing says in its own words what is wrong
         pass_on_interruption(error)
         _log.info("a graph of %d nodes is traced by torch: %s", len(graph.graph.nodes), error)
@@ -121,7 +121,9 @@ def _compiled(
         if is_elsewhere:
             raise CaptureError("its tensors are not on the processor")
         steps, outputs = steps_of(graph.graph, graph)
-        run: Callable[..., Any] = Call(graph, steps, outputs, _lasting(steps, is_inference))
+        run: Callable[..., Any] = CompiledGraph(
+            graph, steps, outputs, _lasting(steps, is_inference)
+        )
     except CaptureError as error:
         _say_why(graph, error)
         run = graph.forward
@@ -143,7 +145,7 @@ def _say_why(graph: fx.GraphModule, why: Exception) -> None:
     _log.info("a graph of %d nodes stays Python: %s", len(graph.graph.nodes), why)
 
 
-class Call:
+class CompiledGraph:
     """Calls a program in place of a graph.
 
     lasting: the inputs that seldom change; what is made of these alone is made once.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Value:
+class TensorRef:
     """Stands for a tensor of a record: kind is "input", "external" (kept) or "result"."""
 
     kind: str
@@ -37,7 +37,7 @@ class Form(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class OperatorCall:
     """One operator call: arguments in the order of the schema, tensors as Values.
 
     results: a Value, a list of Values or None for each result.
@@ -66,14 +66,14 @@ class Recording:
     made: the results themselves, while the run may be recorded again.
     """
 
-    steps: list[Step]
+    steps: list[OperatorCall]
     externals: list[Tensor]
-    outputs: list[Value]
+    outputs: list[TensorRef]
     tensors: list[Tensor]
     output: Any
-    forms: dict[Value, Form]
+    forms: dict[TensorRef, Form]
     literals: set[int] = field(default_factory=set)
-    made: dict[Value, Tensor] = field(default_factory=dict)
+    made: dict[TensorRef, Tensor] = field(default_factory=dict)
 
 
 def operators(recording: Recording) -> list[Any]:
@@ -103,10 +103,10 @@ def is_equal(first: Any, second: Any) -> bool:
     return repr(first) == repr(second) if is_broken else bool(first == second)
 
 
-def values_in(nested: Any) -> Iterator[Value]:
+def values_in(nested: Any) -> Iterator[TensorRef]:
     """All Values among arguments or results, in order."""
     for item in nested:
-        if isinstance(item, Value):
+        if isinstance(item, TensorRef):
             yield item
         elif isinstance(item, (list, tuple)):
             yield from values_in(item)

@@ -17,7 +17,7 @@ from ..graph.agreement import TOLERANCE, difference
 from ..graph.errors import CaptureError
 from .calls import Form, Recording, form_of
 from .inputs import ModuleCall, without_sizes
-from .outputs import Output, output_tensors
+from .outputs import OutputStructure, output_tensors
 from .passes.quantized_layers import Quantized
 from .placed import Placed
 from .proof import conditions_of
@@ -163,7 +163,7 @@ class Programs:
         return Served(output, program, family, way)
 
     def prove(
-        self, served: Served, forward: Callable[..., Any], call: ModuleCall, output: Output
+        self, served: Served, forward: Callable[..., Any], call: ModuleCall, output: OutputStructure
     ) -> None:
         """Have the program that served a call serve others of such sizes without a run, if that it
         is right for them can be proven. forward: the module's own code; output: what it gave."""
@@ -177,7 +177,7 @@ class Programs:
 
     def proven(
         self, form: Hashable, tensors: Sequence[Tensor]
-    ) -> list[tuple[RecordedProgram, Output]]:
+    ) -> list[tuple[RecordedProgram, OutputStructure]]:
         """The programs for calls of a form, with such tensors, and what they return, that are
         proven to be right. Several differ in what the module's code read of its input."""
         proofs = [family.proof for family in self._families if family.proof is not None]
@@ -227,7 +227,7 @@ class Proof(NamedTuple):
     symbols: tuple[Symbols, Symbols]
     placed: Placed
     externals: Sequence[Tensor]
-    output: Output
+    output: OutputStructure
     kind: Hashable
 
     def outputs(self, kind: Hashable, inputs: Sequence[Form]) -> list[OutputForm] | None:
@@ -265,7 +265,7 @@ class _Family:
         return self.proof is None and self._proofs < MOST_PROOFS and is_level
 
     def prove(
-        self, forward: Callable[..., Any], call: ModuleCall, output: Output, way: Way
+        self, forward: Callable[..., Any], call: ModuleCall, output: OutputStructure, way: Way
     ) -> None:
         """Look for a proof, of a run of this call."""
         self._proofs += 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .calls import Recording, Step, Value, values_in
+from .calls import OperatorCall, Recording, TensorRef, values_in
 
 _aten = torch.ops.aten
 
@@ -36,7 +36,7 @@ def without_writes(recording: Recording) -> Recording | None:
     for place, step in reversed([*enumerate(recording.steps)]):
         for value in values_in(step.arguments):
             last.setdefault(value, place)
-    shown: dict[int, list[Value]] = {}
+    shown: dict[int, list[TensorRef]] = {}
     for value, form in recording.forms.items():
         shown.setdefault(form.memory, []).append(value)
     steps = []
@@ -55,7 +55,7 @@ def without_writes(recording: Recording) -> Recording | None:
     return replace(recording, steps=steps)
 
 
-def _functional(recording: Recording, step: Step) -> Step | None:
+def _functional(recording: Recording, step: OperatorCall) -> OperatorCall | None:
     operator = FUNCTIONAL.get(step.operator)
     forms = [recording.forms.get(value) for value in values_in(step.arguments)]
     if operator is None or forms[0] is None or not forms[0].is_dense:

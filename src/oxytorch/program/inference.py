@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError
-from .calls import Value as Recorded
+from .calls import TensorRef as Recorded
 from .capture import Given, Outputs, steps_of
 from .in_place import without_writes
 from .program import Steps, Value

@@ -37,7 +37,7 @@ pytree._private_register_pytree_node(
 )
 
 
-class Output:
+class OutputStructure:
     """What a module's output is made of. Raises CaptureError for what may carry state."""
 
     def __init__(self, value: Any) -> None:

@@ -27,7 +27,7 @@ from ..graph.errors import CaptureError
 from .calls import Form, Recording, form_of, values_in
 from .in_place import without_writes
 from .inputs import ModuleCall
-from .outputs import Output, output_tensors
+from .outputs import OutputStructure, output_tensors
 from .sizes import SizedRun, Symbols, differ_in_arguments, share_externals
 from .tape import READS, Recorder
 from .way import Way, new_way
@@ -187,7 +187,7 @@ def conditions_of(
     sized: SizedRun,
     forward: Callable[..., Any],
     call: ModuleCall,
-    output: Output,
+    output: OutputStructure,
     way: Way,
 ) -> Symbols:
     """Symbols for the sizes of runs, which allow those that these are proven for.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from ..graph.errors import CaptureError, UnfitError
-from .calls import Form, Recording, Step, Value, form_of, values_in
+from .calls import Form, OperatorCall, Recording, TensorRef, form_of, values_in
 from .capture import Outputs, steps_of
 from .in_place import without_writes
 from .passes.quantized_layers import Quantized
@@ -114,7 +114,7 @@ class Run:
     def images(self) -> list[tuple[int, ...]]:
         """The sizes of what layers take that are packed for it, without the batch."""
         run = self.recordings[0]
-        given = {Value("input", number): form for number, form in enumerate(self.forms[0])}
+        given = {TensorRef("input", number): form for number, form in enumerate(self.forms[0])}
         forms = {**given, **run.forms}
         return [
             forms[s.arguments[0]].shape[1:]
@@ -205,7 +205,7 @@ class Graph:
     ) -> None:
         self.required: list[Tensor] = []
         self.graph = fx.Graph()
-        self._nodes: dict[Value, fx.Node] = {}
+        self._nodes: dict[TensorRef, fx.Node] = {}
         self._numbers: dict[Formula, fx.Node] = {}
         self._forms, self._symbols, self._places = recording.forms, symbols, places
         self._taken = {v for step in recording.steps for v in values_in(step.arguments)}
@@ -214,7 +214,7 @@ class Graph:
         for kind, forms in given:
             for number, form in enumerate(forms):
                 node = self.graph.placeholder(f"{kind}_{number}")
-                self._nodes[Value(kind, number)] = self._with_meta(node, self._meta(form))
+                self._nodes[TensorRef(kind, number)] = self._with_meta(node, self._meta(form))
         read = [found for step in recording.steps if (found := self._add(step)) is not None]
         outputs = [self._nodes[value] for value in recording.outputs]
         self.graph.output((*outputs, *read))
@@ -227,14 +227,14 @@ class Graph:
         node.meta["val"] = meta
         return node
 
-    def _add(self, step: Step) -> fx.Node | None:
+    def _add(self, step: OperatorCall) -> fx.Node | None:
         """Add a step; what it reads, if it reads a value."""
         arguments = [self._argument(each) for each in step.arguments]
         if step.read is not None:
             return self._read(step, *arguments)
         node = self.graph.call_function(step.operator, *_given(step.operator, arguments))
         returns = step.operator._schema.returns
-        if len(returns) == 1 and isinstance(step.results[0], Value):
+        if len(returns) == 1 and isinstance(step.results[0], TensorRef):
             self._name(step.results[0], node)
             return None
         results: Any = step.results[0] if len(returns) == 1 else step.results
@@ -245,11 +245,11 @@ class Graph:
                 self._name(value, part)
         return None
 
-    def _name(self, value: Value, node: fx.Node) -> None:
+    def _name(self, value: TensorRef, node: fx.Node) -> None:
         self._nodes[value] = self._with_meta(node, self._meta(self._forms[value]))
 
     def _argument(self, value: Any) -> Any:
-        if isinstance(value, Value):
+        if isinstance(value, TensorRef):
             return self._nodes[value]
         if isinstance(value, Formula):
             return self._number(value)
@@ -262,7 +262,7 @@ class Graph:
             call = self.graph.call_function
             for number in formula.sizes:
                 input_, dim = self._places[number]
-                size = call(_aten.sym_size.int, (self._nodes[Value("input", input_)], dim))
+                size = call(_aten.sym_size.int, (self._nodes[TensorRef("input", input_)], dim))
                 found = size if found is None else call(operator.mul, (found, size))
             if formula.factor != 1:
                 found = call(operator.mul, (found, formula.factor))
@@ -272,7 +272,7 @@ class Graph:
             self._numbers[formula] = found
         return found
 
-    def _read(self, step: Step, tensor: fx.Node, other: fx.Node | None = None) -> fx.Node:
+    def _read(self, step: OperatorCall, tensor: fx.Node, other: fx.Node | None = None) -> fx.Node:
         """A tensor that holds what a step read, as it was then."""
         if other is None:
             meta = tensor.meta["val"]

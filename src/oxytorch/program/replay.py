@@ -25,7 +25,7 @@ from .calls import Form, Recording, form_of
 from .codes import Codes
 from .families import Programs, Seen
 from .inputs import ForeignError, ModuleCall, form_of_call
-from .outputs import Output, containers, output_tensors
+from .outputs import OutputStructure, containers, output_tensors
 from .passes.quantized_layers import Layers
 from .patience import Patience
 from .placed import UnsettledError
@@ -65,7 +65,7 @@ class Replay(AroundForward):
     def _start(self) -> None:
         self._lock = threading.Lock()
         self._builder = self._new_builder()
-        self._programs: dict[Hashable, list[tuple[RecordedProgram, Output]]] = {}
+        self._programs: dict[Hashable, list[tuple[RecordedProgram, OutputStructure]]] = {}
         self._refused: dict[Hashable, str] = {}
         self._seen: dict[Hashable, int] = {}
         self._misses: dict[Hashable, int] = {}
@@ -191,7 +191,7 @@ class Replay(AroundForward):
 
     def _proven(
         self, form: Hashable, tensors: list[Tensor]
-    ) -> Sequence[tuple[RecordedProgram, Output]]:
+    ) -> Sequence[tuple[RecordedProgram, OutputStructure]]:
         """Programs of other sizes that are proven to be right for such calls."""
         found = [] if form in self._refused else self._builder.proven(form, tensors)
         if found and len(self._programs) < MOST_FORMS and self._lock.acquire(blocking=False):
@@ -304,12 +304,12 @@ class Replay(AroundForward):
         finally:
             self._lock.release()
 
-    def _append(self, form: Hashable, program: RecordedProgram, output: Output) -> None:
+    def _append(self, form: Hashable, program: RecordedProgram, output: OutputStructure) -> None:
         self._programs[form] = [(program, output), *self._programs.get(form, ())]
 
-    def _output(self, value: Any, state: Reachable, call: ModuleCall) -> Output:
+    def _output(self, value: Any, state: Reachable, call: ModuleCall) -> OutputStructure:
         """What a call returned, to be rebuilt. Raises CaptureError where it is others' too."""
-        output = Output(value)
+        output = OutputStructure(value)
         known = {id(own) for own in containers((call.args, call.kwargs))}
         if any(id(own) in known or state.holds(own) for own in containers(value)):
             raise CaptureError("it returns a list, dictionary or object of others")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import conditions
-from .calls import Form, Recording, Step, Value, form_of, is_equal, is_same
+from .calls import Form, OperatorCall, Recording, TensorRef, form_of, is_equal, is_same
 
 MOST_FACTORS = 2
 """Sizes that a formula multiplies, such as the batch size and the length."""
@@ -73,7 +73,7 @@ class SizedRun:
         forms = {key: self._one([_plain(run.forms[key]) for run in runs]) for key in keys}
         self.recording = replace(first, steps=steps, forms=forms)
 
-    def _step(self, steps: tuple[Step, ...]) -> Step:
+    def _step(self, steps: tuple[OperatorCall, ...]) -> OperatorCall:
         first = steps[0]
         others = {
             str(step.operator): None for step in steps if not differ_in_arguments(step, first)
@@ -146,7 +146,7 @@ class SizedRun:
         forms = [self._form(value) for value in self.recording.outputs]
         return [(_of(form.shape, sizes), _of(form.stride, sizes), form.dtype) for form in forms]
 
-    def _form(self, value: Value) -> Form:
+    def _form(self, value: TensorRef) -> Form:
         if value.kind == "result":
             return self.recording.forms[value]
         if value.kind == "external":
@@ -209,12 +209,12 @@ def _together(runs: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     return zip(*runs, strict=True)
 
 
-def differ_in_arguments(a: Step, b: Step) -> bool:
+def differ_in_arguments(a: OperatorCall, b: OperatorCall) -> bool:
     """Whether two steps differ in arguments alone, if at all."""
     return _fixed(a) == _fixed(b)
 
 
-def _fixed(step: Step) -> tuple[Any, ...]:
+def _fixed(step: OperatorCall) -> tuple[Any, ...]:
     return step.operator, step.results, type(step.read), repr(step.read)
 
 

@@ -24,9 +24,9 @@ from ..graph.code import go_on_watching, stop_watching
 from ..graph.errors import CaptureError
 from .calls import (
     Form,
+    OperatorCall,
     Recording,
-    Step,
-    Value,
+    TensorRef,
     form_of,
     in_order,
     is_equal,
@@ -122,18 +122,18 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()
         self.refusal: CaptureError | None = None
         self._goes_on = goes_on
-        self.steps: list[Step] = []
+        self.steps: list[OperatorCall] = []
         self.externals: list[Tensor] = []
-        self.forms: dict[Value, Form] = {}
+        self.forms: dict[TensorRef, Form] = {}
         self.literals: set[int] = set()  # externals made of Python values, which make no identity
-        self._values: dict[int, Value] = {}
+        self._values: dict[int, TensorRef] = {}
         self._alive: list[Tensor] = []  # keeps every id above valid
         self._protected: set[int] = set()
         self._results = 0
         self._before = None if before is None or not before.made else before
         self._lends = False  # whether results stand for some
         for number, tensor in enumerate(inputs):
-            self._name(tensor, Value("input", number))
+            self._name(tensor, TensorRef("input", number))
             self._protect(tensor)
 
     @contextmanager
@@ -178,13 +178,13 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         self.refusal = refusal
         return None
 
-    def value(self, tensor: Tensor) -> Value:
+    def value(self, tensor: Tensor) -> TensorRef:
         """The value that stands for a tensor; one not seen before comes from outside."""
         found = self._values.get(id(tensor))
         if found is None:
             if type(tensor) not in (Tensor, nn.Parameter):
                 raise CaptureError(f"an operator takes a {type(tensor).__name__}")
-            found = Value("external", len(self.externals))
+            found = TensorRef("external", len(self.externals))
             self.externals.append(tensor)
             self._name(tensor, found)
             self._protect(tensor)
@@ -197,7 +197,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         parts = self.steps, self.externals, outputs, found, output, self.forms
         return Recording(*parts, self.literals)
 
-    def made(self) -> dict[Value, Tensor]:
+    def made(self) -> dict[TensorRef, Tensor]:
         """The tensors of the results, if they are few enough to keep and nothing writes to them."""
         of = {id(tensor): tensor for tensor in self._alive}
         made = {v: of[key] for key, v in self._values.items() if v.kind == "result"}
@@ -208,7 +208,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         is_kept &= not any(step.operator._schema.is_mutable for step in self.steps)
         return made if is_kept else {}
 
-    def _name(self, tensor: Tensor, value: Value) -> None:
+    def _name(self, tensor: Tensor, value: TensorRef) -> None:
         self._values[id(tensor)] = value
         self._alive.append(tensor)
 
@@ -280,19 +280,21 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         if func is _aten.lift_fresh.default:
             self._literal(args[0], result)
         elif func in READS:
-            self.steps.append(Step(func, arguments, (), result))
+            self.steps.append(OperatorCall(func, arguments, (), result))
         else:
             results = result if len(func._schema.returns) != 1 else (result,)
             made = tuple(self._result(func, each) for each in results or ())
-            self.steps.append(Step(_NOTED_AS.get(func, func), arguments, made))
+            self.steps.append(OperatorCall(_NOTED_AS.get(func, func), arguments, made))
 
     def _literal(self, tensor: Tensor, result: Tensor) -> None:
         """Note a tensor that is made of Python values, as a copy of a constant."""
-        value = Value("external", len(self.externals))
+        value = TensorRef("external", len(self.externals))
         self.externals.append(tensor.detach().clone())
         self.literals.add(value.number)
         self.steps.append(
-            Step(_aten.clone.default, (value, None), (self._result(_aten.clone.default, result),))
+            OperatorCall(
+                _aten.clone.default, (value, None), (self._result(_aten.clone.default, result),)
+            )
         )
 
     def _replaced(self, argument: Any) -> Any:
@@ -306,7 +308,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
 
     def _result(self, func: Any, result: Any) -> Any:
         if isinstance(result, Tensor):
-            value = Value("result", self._results)
+            value = TensorRef("result", self._results)
             self._results += 1
             if result.layout != torch.strided:
                 raise CaptureError(f"{func} returns a {result.layout} tensor")
@@ -338,7 +340,7 @@ def _is_composite(func: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE))
 
 
-def _again(made: Any, known: Mapping[Value, Tensor]) -> Any:
+def _again(made: Any, known: Mapping[TensorRef, Tensor]) -> Any:
     """Results, as other tensors over their memory."""
     if isinstance(made, list):
         return [_again(each, known) for each in made]

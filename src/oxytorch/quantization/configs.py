@@ -96,11 +96,11 @@ class Int8Weight(WeightConfig):
     """Weights of 8 bits; activations unchanged. Linear layers and embedding bags.
 
     only_faster: embedding bags, and recurrent layers of `Int8DynamicActivationInt8Weight`, are
-        taken where they are timed as faster here than `optimize` makes the floating ones. False
-        takes all of them, for memory.
-    embeddings: nn.Embedding is taken too, for memory: looking up a row is no work.
+        quantized if they are faster here than the floating-point layers of `optimize`, by timing.
+        False quantizes all of them, to save memory.
+    embeddings: quantize nn.Embedding too, to save memory; looking up rows gets no faster.
 
-    Groups and zero points are for linear layers: with these no other ones are taken.
+    Groups and zero points are for linear layers: with these no other layers are quantized.
     """
 
     only_faster: bool = True

@@ -73,7 +73,7 @@ def quantize_(
     report.entries += [Entry("-", item.path, False, item.reason) for item in left]
     log = log_of(model, QUANTIZED) or ChangeLog(report)
     earlier, log.report = log.report, report
-    context = _Context(model, log, report, config, count, turns, others, shown(progress))
+    context = _QuantizeContext(model, log, report, config, count, turns, others, shown(progress))
     try:
         passes = [_replace_weights, _replace_others]
         run_passes(context, passes, QUANTIZED, keeps_changes=True)
@@ -114,7 +114,7 @@ def _nothing(model: nn.Module, report: Report, config: WeightConfig) -> str:
 
 
 @dataclass
-class _Context:
+class _QuantizeContext:
     """One `quantize_` call in progress.
 
     count: of all layers.
@@ -132,7 +132,7 @@ class _Context:
     done: int = 0
 
 
-def _replace_weights(context: _Context) -> None:
+def _replace_weights(context: _QuantizeContext) -> None:
     """The pass: put packed weights into the layers, one after the other."""
     returned = Returned()
     for layer, moments in context.turns:
@@ -148,7 +148,7 @@ def _replace_weights(context: _Context) -> None:
         context.report.add(sizes, context.config.format, layer.beside)
 
 
-def _replace_others(context: _Context) -> None:
+def _replace_others(context: _QuantizeContext) -> None:
     """The pass: put weights of bytes into recurrent layers and embeddings, where that pays."""
     returned = Returned()
     for layer in context.others:

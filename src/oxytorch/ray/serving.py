@@ -62,12 +62,8 @@ def application(
     if autoscaling is None:
         settings["num_replicas"] = places if replicas is None else replicas
     else:
-        defaults = {
-            "min_replicas": 1,
-            "max_replicas": places,
-            "target_ongoing_requests": together,
-        }
-        settings["autoscaling_config"] = {**defaults, **autoscaling}
+        limits = {"min_replicas": 1, "max_replicas": places, "target_ongoing_requests": together}
+        settings["autoscaling_config"] = {**limits, **autoscaling}
     made = serve.deployment(Replica, **{**settings, **(deployment or {})})
     return made.bind(str(model), options, cores)
 

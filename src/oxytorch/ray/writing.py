@@ -81,16 +81,14 @@ def write_results(
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     nodes = plan(cores)
-    size = workers or sum(len(node.shares) for node in nodes)
     done = _keys(folder, key)
     _check_unique(done, key)
-    work = _Batches(str(model), columns, request, options, cores, str(folder), key)
     written = _without(dataset, done, key).map_batches(
-        work,
+        _Batches(str(model), columns, request, options, cores, str(folder), key),
         batch_size=batch_size,
         batch_format="numpy",
         num_cpus=cpus_of_a_share(nodes),
-        compute=TaskPoolStrategy(size=size),
+        compute=TaskPoolStrategy(size=workers or sum(len(node.shares) for node in nodes)),
     )
     rows, errors, batches, processes = _counted(written, progress)
     _check_unique(_keys(folder, key), key)

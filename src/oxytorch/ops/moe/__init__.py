@@ -60,9 +60,8 @@ def moe(
     tokens = x.reshape(-1, x.shape[-1])
     wide = torch.promote_types(x.dtype, torch.float32)
     total = torch.zeros(tokens.shape, dtype=wide, device=x.device)
-    gate_up = gate_up_format, (
-        gate_up_panels, gate_up_channel_scales, gate_up_group_scales, gate_up_zero_points,
-    )  # fmt: skip
+    scales = gate_up_channel_scales, gate_up_group_scales, gate_up_zero_points
+    gate_up = gate_up_format, (gate_up_panels, *scales)
     down = down_format, (down_panels, down_channel_scales, down_group_scales, down_zero_points)
     for expert in range(len(gate_up_panels)):
         inner = _of_expert(gate_up, expert, tokens, inner_features, epilogue, activation_dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Format:
+class WeightFormat:
     """How values are stored.
 
     bits: of a value.
@@ -132,12 +132,12 @@ PLAIN_NAMES = {dtype: name for name, dtype in PLAIN.items()}
 FORMATS = {
     format.name: format
     for format in (
-        Format("bf16", 16),
-        Format("int8", 8, middle=128),
-        Format("int4", 4, middle=8, searches=True),
-        Format("nf4", 4, table=NF4),
-        Format("fp8", 8, floats=torch.float8_e4m3fn),
-        Format("fp32", 32),
+        WeightFormat("bf16", 16),
+        WeightFormat("int8", 8, middle=128),
+        WeightFormat("int4", 4, middle=8, searches=True),
+        WeightFormat("nf4", 4, table=NF4),
+        WeightFormat("fp8", 8, floats=torch.float8_e4m3fn),
+        WeightFormat("fp32", 32),
     )
 }
 """By name. C++ reads this list in a header that `tools/write_panel_tables.py` writes."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .formats import FORMATS, Format
+from .formats import FORMATS, WeightFormat
 from .layout import values_of
 
 _SAMPLE = 8
@@ -69,7 +69,7 @@ def recovered(
     )
 
 
-def _is_near(kind: Format, values: Tensor, guess: Tensor, dtype: torch.dtype) -> Tensor:
+def _is_near(kind: WeightFormat, values: Tensor, guess: Tensor, dtype: torch.dtype) -> Tensor:
     """Whether all values of a group are about multiples of a guessed scale."""
     units = values / guess[:, None]
     nearest = _values(kind, units)
@@ -78,7 +78,7 @@ def _is_near(kind: Format, values: Tensor, guess: Tensor, dtype: torch.dtype) ->
 
 
 def _scaled(
-    kind: Format, values: Tensor, guess: Tensor, symmetric: bool, is_float16: bool
+    kind: WeightFormat, values: Tensor, guess: Tensor, symmetric: bool, is_float16: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes of groups by guessed scales, and the scales and zero points that give their values."""
     multiples = _values(kind, values.float() / guess[:, None])
@@ -91,7 +91,9 @@ def _scaled(
     return code.to(torch.uint8), scale, zero.to(torch.uint8)
 
 
-def _guesses(kind: Format, wide: Tensor, symmetric: bool, dtype: torch.dtype) -> Iterator[Tensor]:
+def _guesses(
+    kind: WeightFormat, wide: Tensor, symmetric: bool, dtype: torch.dtype
+) -> Iterator[Tensor]:
     """Scales [groups] that the largest value of a group, or its range, leaves possible."""
     low, high = wide.amin(1).clamp(max=0), wide.amax(1).clamp(min=0)
     larger = torch.where(-low >= high, low, high)
@@ -110,12 +112,12 @@ def _guesses(kind: Format, wide: Tensor, symmetric: bool, dtype: torch.dtype) ->
             yield span * ((1 + shift) / steps)
 
 
-def _is_vague(kind: Format, dtype: torch.dtype) -> bool:
+def _is_vague(kind: WeightFormat, dtype: torch.dtype) -> bool:
     """Whether the largest value of a group tells the scale too vaguely for the others' codes."""
     return kind.middle is not None and kind.bits == 8 and torch.finfo(dtype).bits < 32
 
 
-def _tolerance(kind: Format, dtype: torch.dtype) -> float:
+def _tolerance(kind: WeightFormat, dtype: torch.dtype) -> float:
     """By how much, of itself, a value may differ from a multiple of a guessed scale."""
     eps = torch.finfo(dtype).eps
     if dtype == torch.float32:
@@ -129,7 +131,7 @@ def _least_step(dtype: torch.dtype) -> float:
     return kind.smallest_normal * kind.eps
 
 
-def _largest(kind: Format) -> list[float]:
+def _largest(kind: WeightFormat) -> list[float]:
     """Magnitudes that the largest value of a group may have, in scales."""
     magnitudes = kind.values(torch.device("cpu")).abs()
     magnitudes = magnitudes[magnitudes.isfinite() & (magnitudes > 0)].sort(descending=True).values
@@ -144,7 +146,7 @@ def _largest(kind: Format) -> list[float]:
     return [*seen.values()]
 
 
-def _values(kind: Format, units: Tensor) -> Tensor:
+def _values(kind: WeightFormat, units: Tensor) -> Tensor:
     """The nearest values of codes, in scales, before their bounds."""
     if kind.middle is not None:
         return units.round()
@@ -152,7 +154,7 @@ def _values(kind: Format, units: Tensor) -> Tensor:
     return kind.units(codes.to(torch.uint8), torch.float32)
 
 
-def _zero_points(kind: Format, multiples: Tensor, symmetric: bool) -> Tensor:
+def _zero_points(kind: WeightFormat, multiples: Tensor, symmetric: bool) -> Tensor:
     if kind.middle is None or symmetric:
         return torch.full_like(multiples[:, 0], kind.middle or 0)
     return (-multiples.amin(1)).clamp(0, kind.largest_code)

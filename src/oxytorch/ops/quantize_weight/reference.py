@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._binding import with_kernel
-from ..panels.formats import FORMATS, Format
+from ..panels.formats import FORMATS, WeightFormat
 
 _SYMMETRIC_RANGES = (7.2, 7.7, 8.3, 8.9, 9.6, 10.4, 11.3, 12.5, 14.0, 16.5, 20.0)
 """How many scales long the larger side of a group of 4 bits is; beyond 8 it is cut off.
@@ -70,7 +70,7 @@ def _range(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _quantized(
-    kind: Format, groups: Tensor, symmetric: bool, search: bool
+    kind: WeightFormat, groups: Tensor, symmetric: bool, search: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and zero points of groups."""
     if kind.middle is None:
@@ -80,12 +80,12 @@ def _quantized(
     return _asymmetric(kind, groups, search)
 
 
-def _by_value(kind: Format, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _by_value(kind: WeightFormat, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     scale = _scale(groups.abs().amax(2, keepdim=True) / kind.largest_value, groups)
     return kind.nearest(groups / scale), scale, torch.zeros_like(scale)
 
 
-def _symmetric(kind: Format, groups: Tensor, search: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _symmetric(kind: WeightFormat, groups: Tensor, search: bool) -> tuple[Tensor, Tensor, Tensor]:
     assert kind.middle is not None
     low, high = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
     zero = torch.full_like(low, kind.middle)
@@ -101,7 +101,7 @@ def _symmetric(kind: Format, groups: Tensor, search: bool) -> tuple[Tensor, Tens
     return _coded(groups, scale, zero, kind.largest_code), scale, zero
 
 
-def _asymmetric(kind: Format, groups: Tensor, search: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _asymmetric(kind: WeightFormat, groups: Tensor, search: bool) -> tuple[Tensor, Tensor, Tensor]:
     last = kind.largest_code
     low, high = _range(groups)
     if not search:

@@ -100,8 +100,8 @@ def quantized_convolution(
         and zero point: as in `quantized_linear`, the result and `other` of shape [images,
         out_channels, *sizes].
 
-    Returns the result in channels-last order; it is rounded as that of `quantized_linear`. There is
-    no gradient. Other devices run plain PyTorch.
+    Returns the result in channels-last order, rounded as by `quantized_linear`. There is no
+    gradient. Other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype, device, scale or name does not fit.
     """
     channels = x.shape[1] // groups
@@ -109,10 +109,9 @@ def quantized_convolution(
     none = [0] * len(stride)
     images = padded(x.double() - x_zero_point, padding)
     sums = torch.convolution(images, weight, None, stride, none, dilation, False, none, groups)
-    sums = sums.round().movedim(1, -1)
     other = None if other is None else other.movedim(1, -1)
     result = result_of(
-        sums, scales * x_scale, bias, other, other_scale, other_zero_point,
+        sums.round().movedim(1, -1), scales * x_scale, bias, other, other_scale, other_zero_point,
         epilogue, out_dtype, out_scale, out_zero_point,
     )  # fmt: skip
     return channels_last(result.movedim(-1, 1))

@@ -51,19 +51,21 @@ def quantized_gru(
     Formula: torch.nn.GRU's documentation.
     Raises RuntimeError if a shape, dtype, device or name does not fit.
     """
-
-    def cell(given: Tensor, hidden: Tensor, states: list[Tensor]) -> list[Tensor]:
-        (r, z, n), (hidden_r, hidden_z, hidden_n) = given.chunk(3, -1), hidden.chunk(3, -1)
-        reset, update = (r + hidden_r).sigmoid(), (z + hidden_z).sigmoid()
-        fresh = (n + reset * hidden_n).tanh()
-        return [fresh + update * (states[0] - fresh)]
-
     given = input_panels, input_scales, input_biases
     own = hidden_panels, hidden_scales, hidden_biases
     products = products_with(given, own, 3, hidden_size)
     count = len(input_panels)
-    output, (last,) = run_layers(x, [h], products, cell, count, hidden_size, direction, batch_sizes)
+    output, (last,) = run_layers(
+        x, [h], products, _cell, count, hidden_size, direction, batch_sizes
+    )
     return output, last
+
+
+def _cell(given: Tensor, hidden: Tensor, states: list[Tensor]) -> list[Tensor]:
+    (r, z, n), (hidden_r, hidden_z, hidden_n) = given.chunk(3, -1), hidden.chunk(3, -1)
+    reset, update = (r + hidden_r).sigmoid(), (z + hidden_z).sigmoid()
+    fresh = (n + reset * hidden_n).tanh()
+    return [fresh + update * (states[0] - fresh)]
 
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:

@@ -55,29 +55,27 @@ def quantized_linear(
     panels: uint8, channel_sums: int32 [16 panels], from `pack_linear` of an int8 weight
         [out_features, in_features] of at most 65536 in_features.
     channel_scales: float32 [16 panels].
-    bias: float32 [out_features], or None.
+    bias: float32 [out_features].
     other: [..., out_features] for the epilogues that add it, of any of these dtypes; with
         other_scale and other_zero_point where it is bytes.
     epilogue: as in `linear_panels`, not a gated one.
     out_dtype: "float32", "bfloat16", "float16"; or "int8" or "uint8" with out_scale and
         out_zero_point.
 
-    Returns [..., out_features]. Sums are exact; what follows is float32, each operation rounded for
-    itself, the same at every level but for activations that are no lines. Bytes are rounded to the
-    nearest, ties to even, of the product with 1 / out_scale; NaN becomes the least one. There is no
-    gradient. float64 and other devices run plain PyTorch.
+    Returns [..., out_features]. Sums are exact; each float32 operation after them is rounded, the
+    same at every level but for GELU, SiLU and their like. Bytes are nearest, ties to even, to the
+    product with 1 / out_scale; NaN becomes the least. There is no gradient; float64 and other
+    devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype, device, scale or name does not fit.
     """
     stored = layout.unpack("int8", panels, out_features, x.shape[-1]).view(torch.int8)
     scales = channel_scales.flatten()[:out_features]
-    whole, steps = x.double() - x_zero_point, None
     if x_scale is None:
         whole, steps = steps_of_rows(x.to(torch.promote_types(x.dtype, scales.dtype)))
+        sums = (whole.double() @ stored.double().T).to(scales.dtype) * steps.to(scales.dtype)
     else:
         scales = scales * x_scale
-    sums = whole.double() @ stored.double().T
-    if steps is not None:
-        sums = sums.to(scales.dtype) * steps.to(scales.dtype)
+        sums = (x.double() - x_zero_point) @ stored.double().T
     return result_of(
         sums, scales, bias, other, other_scale, other_zero_point,
         epilogue, out_dtype, out_scale, out_zero_point,

@@ -52,20 +52,20 @@ def quantized_lstm(
     PyTorch. Formula: torch.nn.LSTM's documentation, without projections.
     Raises RuntimeError if a shape, dtype, device or name does not fit.
     """
-
-    def cell(given: Tensor, hidden: Tensor, states: list[Tensor]) -> list[Tensor]:
-        i, f, g, o = (given + hidden).chunk(4, -1)
-        kept = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
-        return [o.sigmoid() * kept.tanh(), kept]
-
     given = input_panels, input_scales, input_biases
     own = hidden_panels, hidden_scales, hidden_biases
     products = products_with(given, own, 4, hidden_size)
     count = len(input_panels)
     output, (last_h, last_c) = run_layers(
-        x, [h, c], products, cell, count, hidden_size, direction, batch_sizes
+        x, [h, c], products, _cell, count, hidden_size, direction, batch_sizes
     )
     return output, last_h, last_c
+
+
+def _cell(given: Tensor, hidden: Tensor, states: list[Tensor]) -> list[Tensor]:
+    i, f, g, o = (given + hidden).chunk(4, -1)
+    kept = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
+    return [o.sigmoid() * kept.tanh(), kept]
 
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .devices import Device
+from .devices import StepDevice
 
 
 class DeviceTable:
@@ -17,7 +17,7 @@ class DeviceTable:
     of its own, which it fills whenever it runs and later uploads leave alone.
     """
 
-    def __init__(self, device: Device, host: Tensor) -> None:
+    def __init__(self, device: StepDevice, host: Tensor) -> None:
         self.host = host
         self._device = device
         self._table = torch.empty_like(host, device=device.device)

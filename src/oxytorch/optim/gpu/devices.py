@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("oxytorch.optim")
 
 
-class Device(Protocol):
+class StepDevice(Protocol):
     """A device with kernels."""
 
     device: torch.device
@@ -77,10 +77,10 @@ class Accelerator:
             tensor.record_stream(stream)
 
 
-_known: dict[torch.device, Device | None] = {torch.device("cpu"): None}
+_known: dict[torch.device, StepDevice | None] = {torch.device("cpu"): None}
 
 
-def find(device: torch.device) -> Device | None:
+def find(device: torch.device) -> StepDevice | None:
     """The device, if steps run on it by kernels of its own."""
     if device not in _known:
         found = Accelerator(device) if device.type in ("cuda", "xpu") else None

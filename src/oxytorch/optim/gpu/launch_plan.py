@@ -22,7 +22,7 @@ from ...ops.optimizer_step.layout import REDUCE_NORMS, SUMS, UPDATE, WHOLE, Form
 from ...ops.optimizer_step.reference import constants_of, has_norms
 from ..batch import Batch, Scaling
 from .device_table import DeviceTable
-from .devices import Device
+from .devices import StepDevice
 from .tensor_table import Factored, formats_of, tables_of
 
 Hyper = Sequence[Any]
@@ -50,7 +50,7 @@ class LaunchPlan:
     """
 
     def __init__(
-        self, rule: str, batch: Batch, hyper: Hyper, stochastic: bool, seed: int, device: Device
+        self, rule: str, batch: Batch, hyper: Hyper, stochastic: bool, seed: int, device: StepDevice
     ) -> None:
         self.rule = rule
         self._device = device

@@ -13,14 +13,14 @@ from ...ops.global_norm import gpu
 from ...ops.optimizer_step import layout
 from . import address_guard
 from .device_table import DeviceTable
-from .devices import Device
+from .devices import StepDevice
 
 
 class CachedNorm:
     """The plan for the gradients of an optimizer's parameters, as long as it holds."""
 
     def __init__(
-        self, parameters: Sequence[Tensor], gradients: Sequence[Tensor], device: Device
+        self, parameters: Sequence[Tensor], gradients: Sequence[Tensor], device: StepDevice
     ) -> None:
         """parameters: all of them.
         gradients: of those that have one, on one device.
@@ -53,7 +53,7 @@ class NormLaunchPlan:
         `table` when they were written.
     """
 
-    def __init__(self, gradients: Sequence[Tensor], device: Device) -> None:
+    def __init__(self, gradients: Sequence[Tensor], device: StepDevice) -> None:
         self._device = device
         place = device.device
         formats = [layout.FLOATS[gradient.dtype] for gradient in gradients]

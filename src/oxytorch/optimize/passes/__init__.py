@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..context import Context
+from ..context import OptimizeContext
 from . import (
     attention,
     cast,
@@ -17,7 +17,7 @@ from . import (
     rewrite,
 )
 
-PASSES: dict[str, tuple[str, Callable[[Context], None]]] = {
+PASSES: dict[str, tuple[str, Callable[[OptimizeContext], None]]] = {
     "program": (
         "run the operators of the whole model, fused, without its Python (needs sample_input)",
         program.run,

@@ -20,7 +20,7 @@ from ...core.modes import OwnFunctionMode, is_plain_inference
 from ...graph.forward import Forward
 from ...ops.attention import is_fast, scaled_dot_product_attention
 from ...rewriting.measure import first_win
-from ..context import AttentionCall, Context
+from ..context import AttentionCall, OptimizeContext
 
 
 class _OurAttention(OwnFunctionMode):
@@ -46,7 +46,7 @@ class AttentionForward(Forward):
             return self.inner(*args, **kwargs)
 
 
-def run(context: Context) -> None:
+def run(context: OptimizeContext) -> None:
     for module, call in context.observed.attention.items():
         if module in context.closed:
             continue
@@ -60,7 +60,7 @@ def run(context: Context) -> None:
         context.applied("attention", module, "scaled dot-product attention -> ops.attention")
 
 
-def _pays(context: Context, module: nn.Module, call: AttentionCall) -> bool:
+def _pays(context: OptimizeContext, module: nn.Module, call: AttentionCall) -> bool:
     """Whether the module is faster with our op, and the mode around it, for such a call."""
     below = (context.dtype_of.get(m) for m in module.modules())
     dtype = next((dtype for dtype in below if dtype is not None), None)

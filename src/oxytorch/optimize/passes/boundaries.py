@@ -24,7 +24,7 @@ from ...core.interruption import pass_on_interruption
 from ...graph.boundary import Boundary, BoundaryForward, dtype_of
 from ...graph.record import name_of
 from ...rewriting.changes import forwards_set
-from ..context import Context
+from ..context import OptimizeContext
 from ..text_models import core_dtype, core_of
 from . import cast, precision, whole
 from .kernels import NormForward
@@ -34,7 +34,7 @@ VECTOR = 1
 frequencies or statistics."""
 
 
-def prepare(context: Context) -> None:
+def prepare(context: OptimizeContext) -> None:
     """Decide which modules are converted, and what all are given."""
     whole.choose(context)
     precision.choose(context)
@@ -45,7 +45,7 @@ def prepare(context: Context) -> None:
         try_out(context)
 
 
-def _warn_of_infinities(context: Context) -> None:
+def _warn_of_infinities(context: OptimizeContext) -> None:
     """Say which inputs of the sample become infinite: masks above all, which then give NaN."""
     boundary = context.boundaries.get(context.model)
     takes = None if boundary is None else boundary.takes
@@ -64,12 +64,12 @@ def _warn_of_infinities(context: Context) -> None:
         )
 
 
-def wanted(context: Context) -> dict[str, torch.dtype]:
+def wanted(context: OptimizeContext) -> dict[str, torch.dtype]:
     """The dtypes that modules are to get, by path."""
     return {context.paths[module]: dtype for module, dtype in context.dtype_of.items()}
 
 
-def try_out(context: Context) -> bool:
+def try_out(context: OptimizeContext) -> bool:
     """Run the model in its new dtypes, and leave what fails in its own; whether nothing did."""
     if context.sample is None or not _converted(context) or context.runs_with == wanted(context):
         return True
@@ -89,7 +89,7 @@ def try_out(context: Context) -> bool:
     return False
 
 
-def settle(context: Context) -> None:
+def settle(context: OptimizeContext) -> None:
     """Put boundaries around modules, once, after all passes that change them."""
     for module in context.paths:
         boundary = context.boundaries.pop(module, None)
@@ -108,13 +108,13 @@ def settle(context: Context) -> None:
         context.applied("cast", module, f"{type(module).__name__}: {does}")
 
 
-def _converted(context: Context) -> list[nn.Module]:
+def _converted(context: OptimizeContext) -> list[nn.Module]:
     """The modules that are converted, but for the parts of those converted as a whole."""
     wholes = cast.converted_wholes(context)
     return [*wholes, *(module for module in context.open_modules() if context.converts(module))]
 
 
-def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
+def _boundaries(context: OptimizeContext) -> dict[nn.Module, Boundary]:
     converted = {*_converted(context)}
     if not converted:
         return _unconverted(context)
@@ -139,7 +139,7 @@ def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
     return found
 
 
-def _unconverted(context: Context) -> dict[nn.Module, Boundary]:
+def _unconverted(context: OptimizeContext) -> dict[nn.Module, Boundary]:
     """The boundary of a model no layer of which is converted, though a dtype is asked for all: its
     layers convert what they are given to their own."""
     model = context.model
@@ -165,7 +165,7 @@ class _Nearest:
     changed: the modules whose parameters are converted, and to which dtype.
     """
 
-    def __init__(self, context: Context, changed: dict[nn.Module, torch.dtype]) -> None:
+    def __init__(self, context: OptimizeContext, changed: dict[nn.Module, torch.dtype]) -> None:
         self._paths = context.paths
         self.changed = changed
         self._first: dict[tuple[str, torch.dtype], nn.Module] = {}
@@ -203,7 +203,7 @@ def _following(boundary: Boundary, module: nn.Module, nearest: _Nearest) -> Boun
     return replace(boundary, beside=beside)
 
 
-def _boundary(context: Context, module: nn.Module, converts: bool) -> Boundary | None:
+def _boundary(context: OptimizeContext, module: nn.Module, converts: bool) -> Boundary | None:
     """What a module of a model, part of which is converted, is given and gives."""
     if isinstance(module, ParametrizationList):
         return None
@@ -243,7 +243,7 @@ def _dtype_of_parameters(module: nn.Module, recurse: bool) -> torch.dtype | None
     return next((p.dtype for p in found if p.is_floating_point()), None)
 
 
-def _leave_shared(context: Context) -> None:
+def _leave_shared(context: OptimizeContext) -> None:
     """Leave modules that share a parameter with one that gets another dtype, or stays."""
     while True:
         shared = {
@@ -260,7 +260,7 @@ def _leave_shared(context: Context) -> None:
             context.leave_dtype({*parts})
 
 
-def _other_owner(context: Context, module: nn.Module) -> str | None:
+def _other_owner(context: OptimizeContext, module: nn.Module) -> str | None:
     dtype = context.dtype_of[module]
     for parameter in module.parameters(recurse=module in context.closed):
         if not parameter.is_floating_point():
@@ -271,7 +271,7 @@ def _other_owner(context: Context, module: nn.Module) -> str | None:
     return None
 
 
-def _leave_failing(context: Context, error: Exception) -> None:
+def _leave_failing(context: OptimizeContext, error: Exception) -> None:
     """Leave the module whose code raised an error, and others of its class, in their dtype."""
     failing = context.model
     trace = error.__traceback__
@@ -293,7 +293,7 @@ def _leave_failing(context: Context, error: Exception) -> None:
     _leave_shared(context)
 
 
-def _error(context: Context) -> Exception | None:
+def _error(context: OptimizeContext) -> Exception | None:
     """What a run of the model raises whose tensors have the dtypes that they are to get."""
     sample = context.sample
     assert sample is not None
@@ -307,7 +307,7 @@ def _error(context: Context) -> Exception | None:
 
 
 @contextmanager
-def _as_converted(context: Context) -> Iterator[None]:
+def _as_converted(context: OptimizeContext) -> Iterator[None]:
     """While the model runs as if its tensors had the dtypes that they are to get."""
     tensors = [*context.model.parameters(), *context.model.buffers()]
     with _within(context), _AsConverted(_table(context)):
@@ -315,7 +315,7 @@ def _as_converted(context: Context) -> Iterator[None]:
     del tensors  # which kept their identities valid where code replaces a buffer
 
 
-def _table(context: Context) -> dict[int, torch.dtype]:
+def _table(context: OptimizeContext) -> dict[int, torch.dtype]:
     """The dtype that each tensor of the model is to get, by its identity."""
     found: dict[int, torch.dtype] = {}
     for module in cast.changed(context):
@@ -329,7 +329,7 @@ def _table(context: Context) -> dict[int, torch.dtype]:
 
 
 @contextmanager
-def _within(context: Context) -> Iterator[None]:
+def _within(context: OptimizeContext) -> Iterator[None]:
     """While all modules have their boundaries; converted layers take the dtype that they get."""
     boundaries = {m: replace(each, explains=None) for m, each in context.boundaries.items()}
     for module in _converted(context):

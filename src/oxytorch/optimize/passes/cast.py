@@ -21,7 +21,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from ...core.modes import must_run_plain
 from ...graph.forward import Forward
 from ...graph.recognize import Recognizer, convolution_of_module
-from ..context import Context
+from ..context import OptimizeContext
 
 CAST_TYPES = (
     nn.Conv1d,
@@ -99,7 +99,7 @@ def asked(path: str, module: nn.Module, rules: Mapping[Any, torch.dtype]) -> tor
     return rules.get(type(module) if by_path is None else by_path)
 
 
-def are_named(context: Context, modules: Iterable[nn.Module]) -> bool:
+def are_named(context: OptimizeContext, modules: Iterable[nn.Module]) -> bool:
     """Whether keys name all of these modules, which then are converted whatever that costs."""
     return all(asked(context.paths[m], m, context.rules) is not None for m in modules)
 
@@ -167,23 +167,23 @@ def made_for(model: nn.Module) -> dict[nn.Module, nn.Module]:
     }
 
 
-def run(context: Context) -> None:
+def run(context: OptimizeContext) -> None:
     """See above."""
     convert(context)
 
 
-def changed(context: Context) -> list[nn.Module]:
+def changed(context: OptimizeContext) -> list[nn.Module]:
     """The modules whose parameters and buffers may be converted."""
     parts = [part for root in converted_wholes(context) for part in root.modules()]
     return [*context.open_modules(), *dict.fromkeys(parts)]
 
 
-def converted_wholes(context: Context) -> list[nn.Module]:
+def converted_wholes(context: OptimizeContext) -> list[nn.Module]:
     """The modules that read their parts' weights themselves and are converted with all of them."""
     return [root for root in context.closed_roots if root in context.dtype_of]
 
 
-def convert(context: Context, packs: bool = True) -> None:
+def convert(context: OptimizeContext, packs: bool = True) -> None:
     """Convert the parameters and buffers of all modules that are to be.
 
     packs: whether `pack` and `lstm` see these modules later.
@@ -216,13 +216,13 @@ def convert(context: Context, packs: bool = True) -> None:
             context.log.set_forward(module, cast_input(module))
 
 
-def takes_input(context: Context, module: nn.Module) -> bool:
+def takes_input(context: OptimizeContext, module: nn.Module) -> bool:
     """Whether a converted module converts what it is given."""
     takes_none = type(module) in (nn.Embedding, nn.EmbeddingBag, ParametrizationList)
     return not takes_none and is_layer(context, module)
 
 
-def buffers(context: Context, module: nn.Module) -> list[tuple[str, torch.dtype]]:
+def buffers(context: OptimizeContext, module: nn.Module) -> list[tuple[str, torch.dtype]]:
     """The buffers of a module that are converted, and to which dtype: all that meet converted
     values.
 
@@ -251,7 +251,7 @@ def buffers(context: Context, module: nn.Module) -> list[tuple[str, torch.dtype]
     ]
 
 
-def keeps_vectors(context: Context, module: nn.Module) -> bool:
+def keeps_vectors(context: OptimizeContext, module: nn.Module) -> bool:
     """Whether a class of the model's own holds vectors that keep their dtype among others."""
     if context.dtype is None or module in context.kept_parts or is_layer(context, module):
         return False
@@ -262,7 +262,7 @@ def keeps_vectors(context: Context, module: nn.Module) -> bool:
     )
 
 
-def is_layer(context: Context, module: nn.Module) -> bool:
+def is_layer(context: OptimizeContext, module: nn.Module) -> bool:
     """Whether a module is one of torch's, or a kind of one (a convolution of a normed weight)."""
     if is_torchs(module) or isinstance(module, CAST_TYPES):
         return True
@@ -275,7 +275,7 @@ def is_torchs(module: nn.Module) -> bool:
     return next(kinds).__module__.startswith("torch.nn")
 
 
-def _packed_later(context: Context, module: nn.Module) -> bool:
+def _packed_later(context: OptimizeContext, module: nn.Module) -> bool:
     """Whether `pack` or `lstm` will convert this module's weight, without a copy in between."""
     from .lstm import refusal as lstm_refusal
     from .pack import refusal

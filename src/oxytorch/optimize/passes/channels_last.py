@@ -13,7 +13,7 @@ from torch import nn
 
 from ...graph.formats import ModelForward, kept
 from ...graph.forward import Forward
-from ..context import Context
+from ..context import OptimizeContext
 from .pack import is_order_free
 
 _FORMATS = {
@@ -46,7 +46,7 @@ class OrderedForward(Forward):
         return kept(result, x)
 
 
-def run(context: Context) -> None:
+def run(context: OptimizeContext) -> None:
     model = context.model
     is_free, reason = is_order_free(context), None
     if context.run is None:

@@ -18,7 +18,7 @@ from ...core.modes import is_plain_inference, runs_recorded
 from ...core.packed import PackedTensor, packed_around
 from ...graph.forward import Forward
 from ...ops.linear import PackedLinearWeight, linear
-from ..context import Context
+from ..context import OptimizeContext
 from .pack import refusal
 
 
@@ -161,7 +161,7 @@ class Group:
         return part
 
 
-def run(context: Context) -> None:
+def run(context: OptimizeContext) -> None:
     if context.sample is None:
         context.skipped(
             "join", context.model, "needs sample_input to see which layers share an input"
@@ -190,7 +190,7 @@ def run(context: Context) -> None:
             context.applied("join", module, f"one of {len(modules)} layers computed together")
 
 
-def _refusal(context: Context, modules: tuple[nn.Module, ...]) -> str | None:
+def _refusal(context: OptimizeContext, modules: tuple[nn.Module, ...]) -> str | None:
     for module in modules:
         if type(module) is not nn.Linear or module in context.closed:
             return "shares its input, but is no plain linear layer"

@@ -15,7 +15,7 @@ from ...core.sources import Sources
 from ...graph.boundary import first_dtype, given_back
 from ...graph.forward import Forward
 from ...graph.fused import is_computed
-from ...graph.recognize import BATCH_NORMS, BatchNorm, Norm, batch_norm_of_module
+from ...graph.recognize import BATCH_NORMS, BatchNorm, RecognizedNorm, batch_norm_of_module
 from ...graph.recommendation import is_plain_bag
 from ...ops.post_op import PostOp
 from ...rewriting.measure import (
@@ -27,12 +27,12 @@ from ...rewriting.measure import (
     numbers,
     rows_of,
 )
-from ..context import Context
+from ..context import OptimizeContext
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def run(context: Context) -> None:
+def run(context: OptimizeContext) -> None:
     for module in context.open_modules():
         if "forward" in module.__dict__:
             continue
@@ -73,7 +73,7 @@ class NormForward(Forward):
     sources: the module, whose attributes decide what it computes.
     """
 
-    def __init__(self, module: nn.Module, norm: Norm, is_mixed: bool) -> None:
+    def __init__(self, module: nn.Module, norm: RecognizedNorm, is_mixed: bool) -> None:
         super().__init__(module)
         self.norm = norm
         # LayerNorm of torch takes parameters in float32 with any input; else stock's result may be
@@ -116,7 +116,7 @@ class FrozenNormForward(NormForward):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__(module, Norm("batch_norm", 0.0), is_mixed=False)
+        super().__init__(module, RecognizedNorm("batch_norm", 0.0), is_mixed=False)
         self._norm = batch_norm_of_module(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +144,9 @@ class FrozenNormForward(NormForward):
         return self._norm
 
 
-def _frozen_norm_pays(context: Context, module: nn.Module, forward: FrozenNormForward) -> bool:
+def _frozen_norm_pays(
+    context: OptimizeContext, module: nn.Module, forward: FrozenNormForward
+) -> bool:
     channels = len(module._buffers["running_var"])  # type: ignore[arg-type]
     size = context.observed.input_sizes.get(module) or (1, channels, 28, 28)
     x = numbers(*size)
@@ -153,7 +155,7 @@ def _frozen_norm_pays(context: Context, module: nn.Module, forward: FrozenNormFo
     return first_win((type(module), size), [both]) is not None
 
 
-def _norm_pays(context: Context, module: nn.Module, forward: NormForward) -> bool:
+def _norm_pays(context: OptimizeContext, module: nn.Module, forward: NormForward) -> bool:
     """Whether our kernel is faster than the module's own code, if for many rows alone."""
     weight = module._parameters.get("weight")
     size = context.observed.input_sizes.get(module)

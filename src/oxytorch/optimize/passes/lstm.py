@@ -12,14 +12,14 @@ from ...graph.recognize import holds_its_parameters
 from ...graph.recurrent import RecurrentForward, input_and_state, states_fit, with_weights
 from ...ops.lstm import PackedLstmWeight, lstm, why_not_packed
 from ...rewriting.measure import Calls, first_win, numbers
-from ..context import Context
+from ..context import OptimizeContext
 from .pack import cast_plain
 
 _USUAL_SIZES = ((1, 1), (16, 1), (16, 8))
 """Steps and batch of the inputs that are timed where no sample tells."""
 
 
-def refusal(context: Context, module: nn.LSTM) -> str | None:
+def refusal(context: OptimizeContext, module: nn.LSTM) -> str | None:
     """Return why an LSTM's weights cannot be packed, or None if they can."""
     if module.proj_size:
         return "LSTM with projections"
@@ -40,7 +40,7 @@ def refusal(context: Context, module: nn.LSTM) -> str | None:
     return why_not_packed(dtype)
 
 
-def run(context: Context) -> None:
+def run(context: OptimizeContext) -> None:
     for module in context.open_modules():
         if type(module) is not nn.LSTM:
             continue
@@ -87,7 +87,7 @@ def _packed(module: nn.LSTM, name: str, values: torch.Tensor) -> torch.Tensor:
 
 
 def _pays(
-    context: Context,
+    context: OptimizeContext,
     module: nn.LSTM,
     plain: dict[str, torch.Tensor],
     packed: dict[str, torch.Tensor],

@@ -43,7 +43,7 @@ from ...rewriting.measure import (
     rows_of,
     wins_of,
 )
-from ..context import Context
+from ..context import OptimizeContext
 from .cast import cast_input, short_name
 
 SMALLEST_LINEAR = 32 << 10
@@ -55,7 +55,7 @@ MOST_BESIDE = 4 << 20
 """Bytes of a weight that is kept plain beside the packed one."""
 
 
-def refusal(context: Context, module: nn.Module) -> str | None:
+def refusal(context: OptimizeContext, module: nn.Module) -> str | None:
     """Return why a module's weight cannot be packed, or None if it can."""
     if not (is_packable_convolution(module) or context.recognizer.linear(module) is not None):
         return "has no packed form"
@@ -80,7 +80,7 @@ def refusal(context: Context, module: nn.Module) -> str | None:
     return supports(dtype)
 
 
-def run(context: Context) -> None:
+def run(context: OptimizeContext) -> None:
     for module in context.open_modules():
         if not (is_packable_convolution(module) or context.recognizer.linear(module) is not None):
             continue
@@ -99,7 +99,7 @@ def run(context: Context) -> None:
         context.log.set_forward(model, ModelForward(model, *is_order_free(context)))
 
 
-def is_order_free(context: Context) -> tuple[bool, bool]:
+def is_order_free(context: OptimizeContext) -> tuple[bool, bool]:
     """Whether convolutions may return what order they like, since the model's code does not ask
     for it and its outputs are in torch's: in calls with inputs in torch's order, and in calls with
     an input in channels-last order, which may return such an output."""
@@ -123,7 +123,7 @@ def _is_packed(module: nn.Module) -> bool:
     return isinstance(module._parameters.get("weight"), PackedTensor)
 
 
-def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
+def _pack(context: OptimizeContext, module: nn.Module, beside: bool) -> str | None:
     """Pack a weight, or return the reason why not."""
     weight, bias = module._parameters["weight"], module._parameters.get("bias")
     assert weight is not None
@@ -164,7 +164,7 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
 
 
 def _pays(
-    context: Context,
+    context: OptimizeContext,
     module: nn.Module,
     weight: torch.Tensor,
     packed: PackedTensor,
@@ -216,7 +216,7 @@ def _pays(
 
 
 def _with_panels(
-    context: Context,
+    context: OptimizeContext,
     module: nn.Module,
     weight: torch.Tensor,
     usual: PackedLinearWeight | None,
@@ -324,7 +324,7 @@ def amid_packed(
     return lambda: forward(last)
 
 
-def cast_plain(context: Context, module: nn.Module) -> None:
+def cast_plain(context: OptimizeContext, module: nn.Module) -> None:
     """Give a layer that is left alone the dtype that packing would have given it."""
     if not context.converts(module):
         return
@@ -340,7 +340,7 @@ def cast_plain(context: Context, module: nn.Module) -> None:
 
 
 def packed_weight(
-    context: Context, module: nn.Module, weight: torch.Tensor, dtype: torch.dtype
+    context: OptimizeContext, module: nn.Module, weight: torch.Tensor, dtype: torch.dtype
 ) -> PackedTensor:
     form = context.recognizer.linear(module)
     if form is not None:
@@ -355,7 +355,7 @@ def packed_weight(
 
 
 def _is_faster_in_panels(
-    context: Context,
+    context: OptimizeContext,
     module: nn.Module,
     weight: torch.Tensor,
     dtype: torch.dtype,
@@ -383,7 +383,7 @@ def _is_faster_in_panels(
     return first_win(("layouts", *key, dtype, rows), [calls(rows)]) is not None
 
 
-def _cast_bias(context: Context, module: nn.Module, dtype: torch.dtype) -> None:
+def _cast_bias(context: OptimizeContext, module: nn.Module, dtype: torch.dtype) -> None:
     bias = module._parameters["bias"]
     assert bias is not None
     context.set_parameter(module, "bias", nn.Parameter(bias.detach().to(dtype), bias.requires_grad))
@@ -469,7 +469,7 @@ def forward_kind(module: nn.Module) -> type[_PackedForward]:
     return ConvolutionForward if is_packable_convolution(module) else LinearForward
 
 
-def can_pack_beside(context: Context, module: nn.Module) -> bool:
+def can_pack_beside(context: OptimizeContext, module: nn.Module) -> bool:
     """Whether a linear layer shares its weight with an embedding, which reads rows of it."""
     weight = module._parameters.get("weight")
     if type(module) is not nn.Linear or type(weight) is not nn.Parameter:

@@ -25,7 +25,7 @@ from ...graph.recognize import convolution_of_module
 from ...program.passes.convolution_times import Convolution, seconds_plain, times_of
 from ...rewriting import measure
 from ...rewriting.measure import about, numbers
-from ..context import Context
+from ..context import OptimizeContext
 from . import cast, pack
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -53,7 +53,7 @@ Times = tuple[float, ...]
 where a layer may be packed, packed."""
 
 
-def choose(context: Context) -> None:
+def choose(context: OptimizeContext) -> None:
     """Have the layers converted that are as fast so, and the other ones not."""
     if not measure.TIMED:
         return
@@ -85,7 +85,7 @@ def slower(times: Sequence[Times], gains: Sequence[float]) -> set[int]:
     return {*range(len(times))} if unconverted <= mixed else kept
 
 
-def candidates(context: Context) -> list[nn.Module]:
+def candidates(context: OptimizeContext) -> list[nn.Module]:
     """The linear layers and convolutions to be converted that no key names: a layer that one names
     is converted whatever that costs. Nor those that share a weight with a module of another kind,
     which hands it to other code."""
@@ -99,7 +99,7 @@ def candidates(context: Context) -> list[nn.Module]:
     ]
 
 
-def leave(context: Context, kept: set[nn.Module]) -> None:
+def leave(context: OptimizeContext, kept: set[nn.Module]) -> None:
     """Leave layers in their dtype that are slower in the other one."""
     in_order = [module for module in context.paths if module in kept]
     for module in in_order:
@@ -109,7 +109,7 @@ def leave(context: Context, kept: set[nn.Module]) -> None:
     context.leave_dtype(kept)
 
 
-def _leave_the_rest(context: Context) -> None:
+def _leave_the_rest(context: OptimizeContext) -> None:
     """Leave what would be converted for the sake of the layers around it."""
     rest = [
         module
@@ -123,12 +123,12 @@ def _leave_the_rest(context: Context) -> None:
     context.leave_dtype({*rest})
 
 
-def _is_shared(context: Context, module: nn.Module) -> bool:
+def _is_shared(context: OptimizeContext, module: nn.Module) -> bool:
     owners = context.owners.get(id(module._parameters["weight"]), [])
     return any(type(owner) is not type(module) for owner, _ in owners)
 
 
-def _is_timed(context: Context, module: nn.Module) -> bool:
+def _is_timed(context: OptimizeContext, module: nn.Module) -> bool:
     """Whether a module is a layer whose time its weight and its input decide."""
     is_convolution = is_packable_convolution(module) or type(module) in CONVOLUTIONS
     if not (is_convolution or context.recognizer.linear(module) is not None):
@@ -140,7 +140,7 @@ def _own(module: nn.Module) -> torch.dtype:
     return module._parameters["weight"].dtype  # type: ignore[union-attr]
 
 
-def _times(context: Context, module: nn.Module) -> Times:
+def _times(context: OptimizeContext, module: nn.Module) -> Times:
     """The times of a layer of about this size."""
     weight: Any = module._parameters["weight"]
     weight = weight.detach()
@@ -216,7 +216,7 @@ def _convolution_input(module: Any, weight: Tensor, size: tuple[int, ...] | None
 
 
 def _ways(
-    context: Context, module: nn.Module, weight: Tensor, x: Tensor, is_packed: bool
+    context: OptimizeContext, module: nn.Module, weight: Tensor, x: Tensor, is_packed: bool
 ) -> tuple[Callable[[], Any], ...]:
     """Calls of a layer in its own dtype, in it among converted layers, and in the one asked for: as
     it is and, where it may be packed, packed."""

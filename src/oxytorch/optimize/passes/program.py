@@ -13,13 +13,13 @@ from torch import nn
 from ...graph.errors import CaptureError
 from ...program.replay import Replay
 from ...rewriting import measure
-from ..context import Context
-from ..sample import Sample
+from ..context import OptimizeContext
+from ..sample import SampleInput
 from ..text_models import core_call, core_of
 from . import boundaries, cast, lstm
 
 
-def run(context: Context) -> None:
+def run(context: OptimizeContext) -> None:
     sample, model = context.sample, context.model
     if sample is None:
         context.skipped("program", model, "needs sample_input to see what the model's code does")
@@ -53,7 +53,7 @@ def run(context: Context) -> None:
     context.applied("program", root, "operators fused in one program for this input signature")
 
 
-def _captured(context: Context, sample: Sample) -> Replay:
+def _captured(context: OptimizeContext, sample: SampleInput) -> Replay:
     """Convert the model and make its program, or leave it as it is and raise CaptureError."""
     model = context.model
     with context.all_or_nothing():
@@ -71,7 +71,7 @@ def _captured(context: Context, sample: Sample) -> Replay:
         return replay
 
 
-def _is_packed_later(context: Context, module: nn.Module) -> bool:
+def _is_packed_later(context: OptimizeContext, module: nn.Module) -> bool:
     return (
         type(module) is nn.LSTM
         and context.is_open(module)

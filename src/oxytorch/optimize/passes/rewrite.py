@@ -15,8 +15,8 @@ from torch import nn
 from ...graph.errors import CaptureError
 from ...graph.patterns import Choices, Match, Patterns, values_in
 from ...graph.record import Record
-from ...graph.region import Program, Region, program
-from ..context import Context
+from ...graph.region import Region, RegionSource, program
+from ..context import OptimizeContext
 from . import cast
 
 
@@ -32,7 +32,7 @@ class _Home:
     own: list[Match] = field(default_factory=list)
 
 
-def run(context: Context) -> None:
+def run(context: OptimizeContext) -> None:
     record = context.run
     if record is None:
         context.skipped("fuse", context.model, context.why_no_run)
@@ -47,7 +47,7 @@ def run(context: Context) -> None:
     patterns = Patterns(
         record, context.recognizer, choices, converts, returns, context.folds, context.is_free
     )
-    programs: dict[nn.Module, list[tuple[Program, _Home]]] = {}
+    programs: dict[nn.Module, list[tuple[RegionSource, _Home]]] = {}
     for number, (made, home) in sorted(_programs(context, record, patterns).items()):
         programs.setdefault(record.calls[number].module, []).append((made, home))
     for module, found in programs.items():
@@ -55,11 +55,11 @@ def run(context: Context) -> None:
 
 
 def _programs(
-    context: Context, record: Record, patterns: Patterns
-) -> dict[int, tuple[Program, _Home]]:
+    context: OptimizeContext, record: Record, patterns: Patterns
+) -> dict[int, tuple[RegionSource, _Home]]:
     """The programs of calls, by number. Where a call can have none, those below it may."""
     matches = patterns.run()
-    made: dict[int, tuple[Program, _Home]] = {}
+    made: dict[int, tuple[RegionSource, _Home]] = {}
     refused: dict[nn.Module, str] = {}
     converted = {*cast.converted_wholes(context), *filter(context.converts, context.paths)}
     while True:
@@ -91,7 +91,7 @@ def _programs(
     return made
 
 
-def _homes(context: Context, record: Record, matches: list[Match]) -> dict[int, _Home]:
+def _homes(context: OptimizeContext, record: Record, matches: list[Match]) -> dict[int, _Home]:
     """The calls that get a region, by number."""
     homes: dict[int, _Home] = {}
     for match in matches:
@@ -135,7 +135,9 @@ def _is_seen(record: Record, match: Match, around: list[int]) -> bool:
     return any(inner.intersection(values_in(record.calls[n].output)) for n in around)
 
 
-def _install(context: Context, module: nn.Module, found: list[tuple[Program, _Home]]) -> None:
+def _install(
+    context: OptimizeContext, module: nn.Module, found: list[tuple[RegionSource, _Home]]
+) -> None:
     forms = {p.form: p.source for p, _ in found}
     if any(forms[p.form] != p.source for p, _ in found):
         context.skipped("fuse", module, "its calls differ though their form is the same")

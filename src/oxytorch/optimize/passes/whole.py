@@ -23,7 +23,7 @@ from ...core.interruption import pass_on_interruption
 from ...graph.boundary import Boundary, BoundaryForward, taken
 from ...graph.forward import Forward
 from ...rewriting.measure import Calls, first_win, numbers
-from ..context import Context
+from ..context import OptimizeContext
 from . import cast, lstm
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
@@ -42,7 +42,7 @@ MOST_FORMS = 4
 """Calls of one layer on the sample that are timed."""
 
 
-def choose(context: Context) -> None:
+def choose(context: OptimizeContext) -> None:
     """Have the layers converted that are faster so, and the other ones not."""
     wholes = _wholes(context)
     outside = context.closed - {part for root in wholes for part in root.modules()}
@@ -76,11 +76,11 @@ def choose(context: Context) -> None:
             context.skipped("cast", module, f"{type(module).__name__}: {reason}")
 
 
-def _wholes(context: Context) -> list[nn.Module]:
+def _wholes(context: OptimizeContext) -> list[nn.Module]:
     return [root for root in context.closed_roots if isinstance(root, ATTENTION)]
 
 
-def _dtype(context: Context, module: nn.Module) -> torch.dtype | None:
+def _dtype(context: OptimizeContext, module: nn.Module) -> torch.dtype | None:
     """The one dtype that is asked for a module and all its parts, if they can have it."""
     wanted = set()
     for part in module.modules():
@@ -99,13 +99,13 @@ def _dtype(context: Context, module: nn.Module) -> torch.dtype | None:
     return dtype if len(own) == 1 and dtype not in own else None
 
 
-def _is_packed(context: Context, module: nn.Module) -> bool:
+def _is_packed(context: OptimizeContext, module: nn.Module) -> bool:
     """Whether a layer is an LSTM whose weights are packed once they are converted."""
     is_lstm = type(module) is nn.LSTM and "lstm" in context.passes
     return is_lstm and lstm.refusal(context, module) is None  # type: ignore[arg-type]
 
 
-def _calls(context: Context, modules: set[nn.Module]) -> dict[nn.Module, list[Given]]:
+def _calls(context: OptimizeContext, modules: set[nn.Module]) -> dict[nn.Module, list[Given]]:
     """What modules are called with in a run on the sample, each form once."""
     found: dict[nn.Module, list[Given]] = {module: [] for module in modules}
     if context.sample is None or not modules:

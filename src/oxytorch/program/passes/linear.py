@@ -153,7 +153,7 @@ def pays(x: Any, weight: Any) -> bool:
     return is_faster("program", x, weight, packed_call, plain_call, gain=1.0)
 
 
-Make = Callable[[Tensor], "Call"]
+Make = Callable[[Tensor], "LinearCall"]
 """The product with a weight of some numbers."""
 
 
@@ -215,12 +215,12 @@ def products_of(
     return [partial(product, given) for product in made]
 
 
-def _listed(make: Make, values: Tensor) -> list[Call]:
+def _listed(make: Make, values: Tensor) -> list[LinearCall]:
     return [make(values)]
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class LinearCall:
     """A product with a weight of numbers, and with a bias, as a step.
 
     arguments: what follows the input.
@@ -236,27 +236,27 @@ class Call:
         return [Step(self.target, [x, *self.arguments], [Value()])]
 
 
-def plain_call(weight: Tensor) -> Call:
+def plain_call(weight: Tensor) -> LinearCall:
     """The product of torch's own layer."""
     value, bias = Value(), Value()
-    return Call(LINEAR, [value, Some(bias)], {value: weight, bias: bias_of(weight)})
+    return LinearCall(LINEAR, [value, Some(bias)], {value: weight, bias: bias_of(weight)})
 
 
-def packed_call(weight: Tensor) -> Call:
+def packed_call(weight: Tensor) -> LinearCall:
     """The product with a weight in oneDNN's order."""
     value, bias = Value(), Value()
     packed = torch.ops.mkldnn._reorder_linear_weight.default(weight, None)
     arguments = [value, Some(bias), *words("none", "")]
-    return Call(PACKED, arguments, {value: packed, bias: bias_of(weight)})
+    return LinearCall(PACKED, arguments, {value: packed, bias: bias_of(weight)})
 
 
-def panels_call(weight: Tensor) -> Call:
+def panels_call(weight: Tensor) -> LinearCall:
     """The product with a weight in panels."""
     format, value, bias = PLAIN_NAMES[weight.dtype], Value(), Value()
     packed = torch.ops.oxytorch.pack_panels.default(weight, format)
     after = [str(weight.shape[0]), Some(bias), "none", '"none"', '"none"']
     arguments = [f'"{format}"', value, *["none"] * 3, *after]
-    return Call(PANELS, arguments, {value: packed, bias: bias_of(weight)})
+    return LinearCall(PANELS, arguments, {value: packed, bias: bias_of(weight)})
 
 
 def fits_panels(weight: Tensor) -> bool:
@@ -271,7 +271,7 @@ def bias_of(weight: Tensor) -> Tensor:
 
 
 def within_program(
-    make: Callable[[], Sequence[Call]],
+    make: Callable[[], Sequence[LinearCall]],
     nbytes: int,
     after: Callable[[Value], Sequence[Step]] = lambda result: (),
 ) -> Product:

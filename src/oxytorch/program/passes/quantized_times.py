@@ -22,7 +22,7 @@ from ...rewriting.measure import CLEAR_GAIN, about, numbers, seconds_of
 from ..program import Program, Some, Step, Steps, Value
 from .convolution_times import CONVOLUTION, LEAVING, Convolution, Ways, layer_of, ways_of_layer
 from .editor import Editor, known
-from .linear import EPSILON, LINEAR, Call, products_of, turns_of, ways_of
+from .linear import EPSILON, LINEAR, LinearCall, products_of, turns_of, ways_of
 
 QUANTIZE = "oxytorch::quantize_per_tensor"
 LINEAR_OF_BYTES = "oxytorch::quantized_linear"
@@ -126,7 +126,7 @@ def _times_of_linear(x: Tensor, weight: Tensor, by_rows: bool) -> Times:
     return Times(best, own[1] - rounding, own[0] - rounding)
 
 
-class _CallOfBytes(Call):
+class _CallOfBytes(LinearCall):
     """A linear layer of bytes, behind the rounding of what it takes unless it does that itself."""
 
     def of(self, x: Value) -> list[Step]:
@@ -138,15 +138,15 @@ class _CallOfBytes(Call):
         return [*steps, *super().of(x)]
 
 
-def _by_rows(weight: Tensor) -> Call:
+def _by_rows(weight: Tensor) -> LinearCall:
     return _call_of_bytes(weight, ["none", "0"], _floating(weight.dtype))
 
 
-def _rounded(weight: Tensor) -> Call:
+def _rounded(weight: Tensor) -> LinearCall:
     return _call_of_bytes(weight, [Some(repr(SCALE)), str(ZERO_POINT)], _floating(weight.dtype))
 
 
-def _rounded_to_bytes(weight: Tensor) -> Call:
+def _rounded_to_bytes(weight: Tensor) -> LinearCall:
     result = ['"uint8"', Some(repr(SCALE)), str(ZERO_POINT)]
     return _call_of_bytes(weight, [Some(repr(SCALE)), str(ZERO_POINT)], result)
 
@@ -155,7 +155,7 @@ def _floating(dtype: torch.dtype) -> list[Any]:
     return [f'"{dtype}"'.replace("torch.", ""), "none", "0"]
 
 
-def _call_of_bytes(weight: Tensor, taken: list[Any], result: list[Any]) -> Call:
+def _call_of_bytes(weight: Tensor, taken: list[Any], result: list[Any]) -> LinearCall:
     values = [Value() for _ in range(4)]
     outputs = weight.shape[0]
     scales = torch.full((outputs,), SCALE)

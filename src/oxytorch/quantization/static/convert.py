@@ -15,8 +15,8 @@ from ...core.modes import with_normal_tensors
 from ...graph.errors import CaptureError
 from ...graph.state import random_unmoved
 from ...optimize import explain, optimize_in_place, tune
-from ...optimize.context import Context
-from ...optimize.sample import Sample
+from ...optimize.context import OptimizeContext
+from ...optimize.sample import SampleInput
 from ...program.families import Programs
 from ...program.inputs import ModuleCall
 from ...program.passes.quantized_layers import Layers, Quantized
@@ -116,36 +116,25 @@ def convert(
     """Return a copy of a model whose linear layers and convolutions multiply 8-bit integers.
 
     model: what `prepare` returned, after calls on typical data; what `prepare_qat` returned, after
-        training; or with a recipe a model in
-        evaluation mode, on the CPU, neither optimized nor quantized.
+        training; or, with a recipe, a model in evaluation mode, on the CPU, neither optimized nor
+        quantized.
     recipe: how each layer is computed; None: as `recipe_of(model)` says.
     example_inputs: arguments of a call, as in `prepare`; None: those given there.
     dtype: torch.bfloat16 or torch.float16: of what has no 8-bit form, and of weights, which are
         rounded to it as by `optimize`. None keeps dtypes.
 
     The result keeps the model's class, names and weights. In plain inference it runs a program
-    whose integers follow writes to the weights; where gradients can be asked for, and under
-    autocast, tracing and compiling, the model's own code runs on its weights as they are, without
-    quantization. `explain` reports, `undo` takes it back, `oxytorch.save` writes it to a file.
+    whose integers follow writes to the weights; where gradients can be requested, and under
+    autocast, tracing and compiling, the model's own code runs on its own weights, without
+    quantization. `explain` returns the report, `undo` the original model; `oxytorch.save` writes a
+    file.
 
     Raises TypeError or ValueError if an argument does not fit, the recipe names layers that the
     model does not have, or the model cannot be captured, with the reason.
     """
     check_module("convert", model, scripted=False)
     calibration = calibration_of(model)
-    if recipe is None and calibration is None:
-        raise ValueError(
-            "convert: expected a model that oxytorch.quantization.prepare returned, or a recipe, "
-            f"got a {type(model).__name__} without"
-        )
-    if recipe is not None and not isinstance(recipe, Recipe):
-        raise TypeError(f"convert: expected recipe to be a Recipe, got a {type(recipe).__name__}")
-    if calibration is None and example_inputs is None:
-        raise ValueError("convert: expected example_inputs with a model that was not prepared")
-    if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(
-            f"convert: expected dtype None, torch.bfloat16 or torch.float16, got {dtype}"
-        )
+    _check_arguments(model, calibration, recipe, example_inputs, dtype)
     check_not_optimized("convert", model)
     check_evaluation("convert", model)
     if calibration is None:
@@ -161,11 +150,29 @@ def convert(
     return _converted(model, recipe, example_inputs, dtype)
 
 
+def _check_arguments(
+    model: nn.Module, calibration: object, recipe: Any, example_inputs: Any, dtype: Any
+) -> None:
+    if recipe is None and calibration is None:
+        raise ValueError(
+            "convert: expected a model that oxytorch.quantization.prepare returned, or a recipe, "
+            f"got a {type(model).__name__} without"
+        )
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise TypeError(f"convert: expected recipe to be a Recipe, got a {type(recipe).__name__}")
+    if calibration is None and example_inputs is None:
+        raise ValueError("convert: expected example_inputs with a model that was not prepared")
+    if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"convert: expected dtype None, torch.bfloat16 or torch.float16, got {dtype}"
+        )
+
+
 def _converted(
     model: _Model, recipe: Recipe, example_inputs: Any, dtype: torch.dtype | None
 ) -> _Model:
     began = time.perf_counter()
-    sample = Sample(example_inputs)
+    sample = SampleInput(example_inputs)
     with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
         result, context, replay = _made(model, recipe, sample, dtype)
         if replay.slower and measure.TIMED:
@@ -181,8 +188,8 @@ def _converted(
 
 
 def _made(
-    model: _Model, recipe: Recipe, sample: Sample, dtype: torch.dtype | None
-) -> tuple[_Model, Context, QuantizedReplay]:
+    model: _Model, recipe: Recipe, sample: SampleInput, dtype: torch.dtype | None
+) -> tuple[_Model, OptimizeContext, QuantizedReplay]:
     """A copy of the model that computes its layers by a recipe, and what stands in for it."""
     result = copied(model, "convert")
     calibration = calibration_of(result)
@@ -200,14 +207,14 @@ def _made(
     return result, context, result.__dict__["forward"]
 
 
-def _look(recipe: Recipe, context: Context) -> None:
+def _look(recipe: Recipe, context: OptimizeContext) -> None:
     """Say what stands in for the model. No run is recorded, since no regions are made."""
     context.replays = partial(QuantizedReplay, recipe=recipe)
     layers = {name.partition("#")[0] for name in recipe.chosen().by_name}
     context.of_integers = {m for m, path in context.paths.items() if path in layers}
 
 
-def _report(context: Context, recipe: Recipe) -> None:
+def _report(context: OptimizeContext, recipe: Recipe) -> None:
     """Note how each layer is computed."""
     for name, own in recipe.layers.items():
         if own.compute == "float":
@@ -280,7 +287,7 @@ def quantize(
             config = config or Int8StaticActivationInt8Weight()
             watching = prepared(model, config, data, "quantize", "calibration_data[0]")
         show(count, total, "")
-        sample = Sample(data)
+        sample = SampleInput(data)
         try:
             sample.given_to(watching)
         except (RuntimeError, TypeError, ValueError) as error:

@@ -17,7 +17,7 @@ from torch import nn
 from ...core.modes import own_code, with_normal_tensors
 from ...graph.agreement import floating_tensors
 from ...graph.errors import CaptureError
-from ...optimize.sample import Sample
+from ...optimize.sample import SampleInput
 from ...program.inputs import ForeignError
 from ...program.observed import ComparedProgram
 from ...rewriting.measure import steady_heap
@@ -152,7 +152,7 @@ class Comparison:
         self._products: dict[str, int] = {}
         self._runs = Runs(model.forward, lambda run: ComparedProgram(run, names, layers))
 
-    def see(self, sample: Sample) -> None:
+    def see(self, sample: SampleInput) -> None:
         """Take notice of a call. Raises ValueError where it cannot be captured."""
         try:
             with torch.no_grad(), own_code():
@@ -210,7 +210,7 @@ class _Whole:
 def report(
     model: nn.Module, quantized: nn.Module, data: Iterable[Any], *, times: bool = False
 ) -> ErrorReport:
-    """Tell how far a quantized model is from its original, layer by layer and as a whole.
+    """Return the errors of a quantized model, layer by layer and as a whole.
 
     model: the original, in evaluation mode, neither optimized nor quantized.
     quantized: what `convert` or `quantize` made of it.
@@ -219,7 +219,7 @@ def report(
         `quantized`, and once by `quantized`.
     times: also time calls of both with the first data.
 
-    The error of a layer is its own: it is given what the original's layer is given. It is seen
+    The error of a layer is its own: it gets the input of the original's layer. It is measured
     before an activation or a sum. Raises TypeError or ValueError if an argument does not fit.
     """
     check_module("report", model, scripted=False)
@@ -232,7 +232,7 @@ def report(
     comparison, whole, samples = Comparison(model, recipe, "report"), _Whole(), 0
     seconds: tuple[float | None, float | None] = (None, None)
     for each in data:
-        sample = Sample(each)
+        sample = SampleInput(each)
         sample.fit(model, set())
         with torch.no_grad():
             whole.see(_called(model, sample), _called(quantized, sample))
@@ -266,7 +266,7 @@ def _check_same(model: nn.Module, recipe: Recipe) -> None:
         raise ValueError(f"report: expected the model that was quantized, {what}, got a {kind}")
 
 
-def _seconds(sample: Sample, *models: nn.Module) -> tuple[float, float]:
+def _seconds(sample: SampleInput, *models: nn.Module) -> tuple[float, float]:
     """The usual seconds of a call of two models, in turns."""
     taken: list[list[float]] = [[] for _ in models]
     with torch.no_grad(), steady_heap():

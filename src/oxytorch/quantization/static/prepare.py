@@ -12,7 +12,7 @@ from ...core.interruption import pass_on_interruption
 from ...core.modes import own_code, with_normal_tensors
 from ...graph.errors import CaptureError
 from ...graph.forward import AroundForward
-from ...optimize.sample import Sample
+from ...optimize.sample import SampleInput
 from ...program.inputs import ForeignError
 from ...program.observed import INPUT, OUTPUT, ObservedProgram
 from ...program.passes.quantized_layers import Smoothing
@@ -98,7 +98,7 @@ def prepared(
     check_preparable(caller, model, config)
     check_evaluation(caller, model)
     result = copied(model, caller)
-    sample = Sample(example_inputs)
+    sample = SampleInput(example_inputs)
     sample.fit(result, set())
     calibration = Calibration(result, config, example_inputs)
     try:
@@ -312,7 +312,7 @@ class Calibration(AroundForward, Observations):
                 if group.layers == layers:
                     return program.weights(group)
         with own_code():  # programs are not copied with a model
-            self.add_form(*Sample(self.example_inputs).call)
+            self.add_form(*SampleInput(self.example_inputs).call)
         return self._weights(layers)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from ...core.modes import own_code, with_normal_tensors
 from ...graph.errors import CaptureError
-from ...optimize.sample import Sample
+from ...optimize.sample import SampleInput
 from ...program import passes
 from ...program.inputs import ForeignError
 from ...program.observed import INPUT, OUTPUT
@@ -44,7 +44,7 @@ def prepare_qat(
     *,
     recipe: Recipe | None = None,
 ) -> _Model:
-    """Return a copy of a model that trains as it is computed once it is quantized.
+    """Return a copy of a model that trains with the rounding of the quantized model.
 
     model: on the CPU, neither optimized nor quantized, in either mode, which the copy keeps.
     config: None is `Int8StaticActivationInt8Weight(observer="moving_average")`.
@@ -54,10 +54,10 @@ def prepare_qat(
 
     The copy keeps class, names, parameters and `state_dict`, and runs its own code, in which linear
     layers and convolutions take rounded activations and weights; gradients pass through rounding.
-    Calls in training mode note the ranges of activations, by which calls in either mode round: a
-    layer whose range is not known yet takes what it is given. A batch normalization behind a
-    convolution is folded into its weight before that is rounded, with the present statistics.
-    `freeze_ranges` and `freeze_batch_norms` end what training changes beside parameters.
+    Calls in training mode update the ranges of activations, by which calls in either mode round; a
+    layer whose range is not known yet does not round its input. A batch normalization after a
+    convolution is folded into its weight before that is rounded, with the current statistics.
+    `freeze_ranges` and `freeze_batch_norms` stop the updates of ranges and statistics.
 
     Train it with any optimizer, then `convert(model.eval())` makes the integers that it saw;
     `recipe_of(model)` has the ranges, which no `state_dict` does. Raises TypeError or ValueError
@@ -69,7 +69,7 @@ def prepare_qat(
     result = copied(model, "prepare_qat")
     Separation(model)(result)
     modes = {module: module.training for module in result.modules()}
-    sample = Sample(example_inputs)
+    sample = SampleInput(example_inputs)
     sample.fit(result, set())
     result.eval()
     try:
@@ -106,7 +106,7 @@ def _check_trainable(
         )
 
 
-def _places(model: nn.Module, sample: Sample) -> tuple[dict[str, Place], dict[str, str]]:
+def _places(model: nn.Module, sample: SampleInput) -> tuple[dict[str, Place], dict[str, str]]:
     _, run = recorded_call(model.__call__, *sample.call)
     steps, _ = run.written()
     lasting = steps.inputs[run.count :]
@@ -116,7 +116,7 @@ def _places(model: nn.Module, sample: Sample) -> tuple[dict[str, Place], dict[st
 
 
 def freeze_ranges(model: nn.Module, frozen: bool = True) -> None:
-    """Have the ranges of activations stay as they are while a model from `prepare_qat` trains on.
+    """Stop updating the ranges of activations while a model from `prepare_qat` trains on.
 
     frozen: False has them follow the data again. Raises ValueError for another model.
     """
@@ -124,8 +124,8 @@ def freeze_ranges(model: nn.Module, frozen: bool = True) -> None:
 
 
 def freeze_batch_norms(model: nn.Module, frozen: bool = True) -> None:
-    """Have batch normalizations behind convolutions use their statistics as they are, and not those
-    of the batch, while a model from `prepare_qat` trains on; their weights and biases still train.
+    """Make batch normalizations after convolutions use their running statistics, not those of the
+    batch, while a model from `prepare_qat` trains on; their weights and biases still train.
 
     frozen: False has them follow the data again. Raises ValueError for another model.
     """

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ...core.modes import with_normal_tensors
-from ...optimize.sample import Sample
+from ...optimize.sample import SampleInput
 from ...rewriting.predecessor import AUTOTUNE, leads_on
 from ...rewriting.refusals import check_data, check_evaluation, check_module, check_not_optimized
 from ..weight_only import Progress, shown
@@ -153,13 +153,13 @@ def autotune(
 
     The order of trials: (1) all layers in integers; (2) all with the ranges, of several observers
     and smoothed, that have the least error layer by layer; (3) with the 1, 2, 4 ... most sensitive
-    layers in floating point, then by bisection with the fewest that are enough; (4) those of them
-    that this helps rounded row by row, as many as are good enough. The sensitivity of a layer is
-    the error of what it gives when it alone multiplies integers, of the first 32 inputs: see
-    `report`. It costs a pass over these, not a trial for each layer.
+    layers in floating point, then by bisection with the fewest that are enough; (4) these
+    layers rounded row by row instead, as many of them as are good enough. The sensitivity of a
+    layer is the error of its output over the first 32 inputs when only this layer multiplies
+    integers: see `report`. It costs a pass over these inputs, not a trial for each layer.
 
     Raises TypeError or ValueError if an argument does not fit, the model cannot be captured, the
-    score is no number, or the file is one of another model or other data.
+    score is not a number, or the file is of another model or other data.
     """
     config = config or Int8StaticActivationInt8Weight()
     data = _checked(model, calibration_data, evaluate, max_loss, absolute, most_trials, config)
@@ -271,7 +271,7 @@ class _Tuner(Generic[_Model]):
         if name not in self._known.errors:
             comparison = Comparison(self._model, recipe, "autotune")
             for each in self._data[:COMPARED]:
-                sample = Sample(each)
+                sample = SampleInput(each)
                 sample.fit(self._model, set())
                 comparison.see(sample)
             self._known.errors[name] = comparison.errors()
