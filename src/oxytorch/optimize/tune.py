@@ -239,7 +239,7 @@ def _first(request: Request, seen: OptimizeContext) -> tuple[Run, list[nn.Module
     return _call(converted, sample), [converted], False
 
 
-def _call(model: nn.Module, sample: Sample) -> Run:
+def _call(model: nn.Module, sample: SampleInput) -> Run:
     return lambda: sample.given_to(model)
 
 

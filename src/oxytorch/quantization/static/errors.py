@@ -252,7 +252,7 @@ def report(
     )
 
 
-def _called(model: nn.Module, sample: Sample) -> Any:
+def _called(model: nn.Module, sample: SampleInput) -> Any:
     return sample.given_to(model)
 
 

@@ -260,7 +260,7 @@ class _Tuner(Generic[_Model]):
         if name not in self._known.recipes:
             prepared = prepare(self._model, config, self._data[0])
             for each in self._data:
-                sample = Sample(each)
+                sample = SampleInput(each)
                 sample.given_to(prepared)
             self._known.recipes[name] = recipe_of(prepared)
             self._known.save()
