@@ -146,7 +146,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
                 return False
             if type(cell.plain) is not Tensor or cell.plain.device.type != "cpu":
                 return False
-            if _is_aliased(cell.plain):
+            if is_aliased(cell.plain):
                 return False
             with torch.inference_mode(False), torch.no_grad(), no_modes():
                 self.repack(cell.plain)
@@ -410,9 +410,9 @@ def _apart(plain: Tensor) -> Tensor:
     return plain.detach() if type(plain) is Tensor else plain
 
 
-def _is_aliased(plain: Tensor) -> bool:
-    """Whether somebody else holds the memory of a cell's plain values."""
-    storage = plain.untyped_storage()
+def is_aliased(tensor: Tensor) -> bool:
+    """Whether another tensor, or somebody else, holds the memory of a dense tensor too."""
+    storage = tensor.untyped_storage()
     # One is the tensor's own, one that of the object just made.
     return torch._C._storage_Use_Count(storage._cdata) > 2
 

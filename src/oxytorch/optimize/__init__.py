@@ -20,7 +20,7 @@ from ..program.call_report import call_report
 from ..program.model import ProgramModel
 from ..rewriting import predecessor
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
-from ..rewriting.copies import Separation, copied
+from ..rewriting.copies import InPlace, Separation, copied
 from ..rewriting.driver import run_passes
 from ..rewriting.measure import learning, steady_heap
 from ..rewriting.memory import nbytes
@@ -231,7 +231,7 @@ def _optimized(
         names, tuned = choose(model, dtype, sample, names)
     reference = copied(model) if verify and inplace else model
     try:
-        separate = _nothing if inplace else Separation(model)
+        separate = InPlace(model) if inplace else Separation(model)
         if sample is not None and passes is None and not (tune or inplace):
             request = Request(model, dtype, sample, names, separate)
             found, tuned = keep_fastest(request, result)
@@ -359,7 +359,7 @@ def optimize_in_place(
     dtype: Any,
     sample: SampleInput | None,
     names: tuple[str, ...],
-    separate: Callable[[nn.Module], None],
+    separate: Separation | InPlace,
     look: Callable[[OptimizeContext], None] = observe,
     runs: tuple[str, ...] | None = None,
 ) -> OptimizeContext:
@@ -414,10 +414,6 @@ def _name_the_rest(context: OptimizeContext) -> None:
             )
         elif any(True for _ in module.parameters()) and not reads_itself:
             context.skipped("-", module, f"{type(module).__name__}: nothing faster known")
-
-
-def _nothing(part: nn.Module) -> None:
-    """Leave a part of a model whose tensors are its own, or that may go on sharing them."""
 
 
 __all__ = ["DEFAULT", "PASSES", "Entry", "Report", "explain", "optimize", "undo"]

@@ -21,6 +21,7 @@ from ..graph.state import State
 from ..graph.steps import RecordedValue
 from ..program.replay import Replay
 from ..rewriting.changes import BufferSet, ChangeLog, ParameterSet
+from ..rewriting.copies import InPlace, Separation
 from .sample import SampleInput
 
 CLOSED = (
@@ -106,7 +107,7 @@ class OptimizeContext:
     dtype_of: Mapping[nn.Module, torch.dtype]
     log: ChangeLog
     passes: tuple[str, ...]
-    separate: Callable[[nn.Module], None]
+    separate: Separation | InPlace
     dtype: torch.dtype | None = None
     run: Record | None = None
     why_no_run: str = "needs sample_input to see what the model's code does"
@@ -184,6 +185,12 @@ class OptimizeContext:
             p is not None and p.is_floating_point() and p.dtype != dtype
             for p in module._parameters.values()
         )
+
+    def is_held_elsewhere(self, module: nn.Module) -> bool:
+        """Whether a module's parameters may be written to unseen, as their memory is that of other
+        tensors too; a conversion gives them memory of their own."""
+        own = (id(p) for p in module._parameters.values())
+        return not self.separate.aliased.isdisjoint(own) and not self.converts(module)
 
     def is_converted(self, module: nn.Module) -> bool:
         """Whether a dtype is asked for a module, to which its inputs are converted."""

@@ -15,7 +15,7 @@ from torch import nn
 from .. import _garbage
 from ..program.replay import Replay
 from ..rewriting import measure
-from ..rewriting.copies import copied
+from ..rewriting.copies import InPlace, Separation, copied
 from .context import OptimizeContext, look_at_sizes, observe
 from .passes import DEFAULT
 from .sample import SampleInput
@@ -118,7 +118,7 @@ class Request:
     dtype: Any
     sample: SampleInput
     names: tuple[str, ...]
-    separate: Callable[[nn.Module], None]
+    separate: Separation | InPlace
 
     def run(self, result: nn.Module, **more: Any) -> OptimizeContext:
         """Run the passes on a copy of the model. more: see `optimize_in_place`."""
@@ -318,11 +318,11 @@ def _built(
     chosen: tuple[str, ...],
     seen: OptimizeContext | None = None,
 ) -> nn.Module:
-    from . import _nothing, optimize_in_place
+    from . import optimize_in_place
 
     candidate = copied(model)
     look = observe if seen is None else partial(OptimizeContext.take_over, seen=seen)
-    optimize_in_place(candidate, dtype, sample, chosen, _nothing, look)
+    optimize_in_place(candidate, dtype, sample, chosen, InPlace(), look)
     return candidate
 
 

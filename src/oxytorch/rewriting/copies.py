@@ -10,6 +10,7 @@ from torch import nn
 
 from ..core.gradients import give_gradient_of
 from ..core.interruption import pass_on_interruption
+from ..core.packed import PackedTensor, is_aliased
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr)
@@ -46,23 +47,52 @@ def copied(model: _Model, caller: str = "optimize") -> _Model:
 
 
 class Separation:
-    """Gives a copy memory of its own where it still shares the original's."""
+    """Gives a copy memory of its own where it still shares the original's.
+
+    aliased: see `InPlace`; a copy's memory is its own.
+    """
+
+    aliased: frozenset[int] = frozenset()
 
     def __init__(self, original: nn.Module) -> None:
         self._theirs = {_memory(p) for p in original.parameters() if _can_share(p)}
 
     def __call__(self, part: nn.Module) -> None:
         for parameter in part.parameters():
-            if _can_share(parameter) and _memory(parameter) in self._theirs:
+            if isinstance(parameter, PackedTensor):
+                plain = parameter.cell.plain
+                if plain is not None and _memory(plain) in self._theirs:
+                    parameter.cell.plain = plain.clone()
+            elif _can_share(parameter) and _memory(parameter) in self._theirs:
                 parameter.data = parameter.detach().clone()
+
+
+class InPlace:
+    """Stands in for `Separation` where a model itself is changed, or a copy that may go on sharing
+    memory (None).
+
+    aliased: the identities of its parameters whose memory other tensors hold too (views of one
+        vector, weights that are tied by their memory), through which it may be written to unseen.
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        own = () if model is None else model.parameters()
+        self.aliased = frozenset(id(p) for p in own if _can_share(p) and _is_held_twice(p))
+
+    def __call__(self, part: nn.Module) -> None:
+        """Leave a part of the model as it is."""
 
 
 def _can_share(parameter: nn.Parameter) -> bool:
     return type(parameter) is nn.Parameter and parameter.layout in _LAYOUTS
 
 
-def _memory(parameter: nn.Parameter) -> int:
-    values: torch.Tensor = parameter
+def _is_held_twice(parameter: nn.Parameter) -> bool:
+    return parameter.layout == torch.strided and is_aliased(parameter)
+
+
+def _memory(parameter: torch.Tensor) -> int:
+    values = parameter
     if parameter.layout == torch.sparse_coo:
         values = parameter.detach()._values()
     elif parameter.layout == torch.sparse_csr:

@@ -13,7 +13,7 @@ from ...graph.recurrent import RecurrentForward, input_and_state, states_fit, wi
 from ...ops.lstm import PackedLstmWeight, lstm, why_not_packed
 from ...rewriting.measure import Calls, first_win, numbers
 from ..context import OptimizeContext
-from .pack import cast_plain
+from .pack import HELD_ELSEWHERE, cast_plain
 
 _USUAL_SIZES = ((1, 1), (16, 1), (16, 8))
 """Steps and batch of the inputs that are timed where no sample tells."""
@@ -32,6 +32,8 @@ def refusal(context: OptimizeContext, module: nn.LSTM) -> str | None:
             return f"LSTM: {name} is on {parameter.device}"
         if len(context.owners.get(id(parameter), [])) > 1:
             return f"LSTM: {name} is shared with another module"
+    if context.is_held_elsewhere(module):
+        return f"LSTM: {HELD_ELSEWHERE}"
     if module in context.observed.without_tensor:
         return "LSTM: it is given no tensor, but a PackedSequence perhaps"
     weight = module._parameters["weight_ih_l0"]

@@ -50,6 +50,10 @@ SMALLEST_LINEAR = 32 << 10
 """Elements of a float32 linear weight below which the call costs more than it saves. With 0 every
 weight is packed, also where it does not pay."""
 
+HELD_ELSEWHERE = (
+    "its memory is that of another tensor too, through which writes would be lost; inplace=False "
+    "packs a copy"
+)
 
 MOST_BESIDE = 4 << 20
 """Bytes of a weight that is kept plain beside the packed one."""
@@ -64,6 +68,8 @@ def refusal(context: OptimizeContext, module: nn.Module) -> str | None:
     if reason is not None:
         return reason
     assert weight is not None
+    if _is_held_elsewhere(context, module):
+        return HELD_ELSEWHERE
     dtype = context.target_dtype(module, weight)
     if is_packable_convolution(module):
         size = context.observed.input_sizes.get(module)
@@ -80,12 +86,23 @@ def refusal(context: OptimizeContext, module: nn.Module) -> str | None:
     return supports(dtype)
 
 
+def _is_held_elsewhere(context: OptimizeContext, module: nn.Module) -> bool:
+    """Whether what the packed weight of a layer is made of may be written to unseen."""
+    folded = context.folds.get(module)
+    norm = None if folded is None else folded.norm
+    return context.is_held_elsewhere(module) or (
+        norm is not None and context.is_held_elsewhere(norm)
+    )
+
+
 def run(context: OptimizeContext) -> None:
     for module in context.open_modules():
         if not (is_packable_convolution(module) or context.recognizer.linear(module) is not None):
             continue
         beside = can_pack_beside(context, module)
-        reason = None if beside else refusal(context, module)
+        reason = (
+            None if beside and not _is_held_elsewhere(context, module) else refusal(context, module)
+        )
         if reason is None:
             reason = _pack(context, module, beside)
         if reason is None:
