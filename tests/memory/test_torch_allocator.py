@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -272,6 +273,46 @@ def test_a_device_is_not_used_after_fork() -> None:
         print(os.waitpid(child, 0)[1], allocator.statistics(0)["allocation.all.current"])
     """)
     assert out == "0 1\n"
+
+
+def test_statistics_have_the_keys_that_torch_documents() -> None:
+    fake = _core.Fake(64 * MiB)
+    allocator = _core.Allocator(fake.table, "mapped")
+    found = set(allocator.statistics(0))
+    documented = set()
+    for name in re.findall(r'- ``"([^"`]+)"``', torch.cuda.memory_stats.__doc__ or ""):
+        names = [name]
+        while any("{" in each for each in names):
+            names = [
+                re.sub(r"\{[^}]*\}", choice, each, count=1)
+                for each in names
+                for choice in re.findall(r"\{([^}]*)\}", each)[0].split(",")
+            ]
+        # The pages say "allocated", and torch "allocation".
+        documented |= {re.sub(r"^allocated\.", "allocation.", each) for each in names}
+    assert len(documented) > 100
+    # Nested by the pools of graphs, and absent where there are none.
+    assert documented - found <= {"reserved_bytes_by_private_pools"}
+    assert allocator.statistics(0)["max_split_size"] == -1
+    allocator.close()
+    fake.end()
+
+
+def test_snapshots_are_what_torchs_viewer_reads() -> None:
+    viewer = pytest.importorskip("torch.cuda._memory_viz")
+    fake = _core.Fake(256 * MiB)
+    allocator = _core.Allocator(fake.table, "mapped")
+    blocks = [allocator.allocate(0, size * MiB, 8 * (size % 2)) for size in (3, 5, 20, 1)]
+    allocator.record_stream(blocks[2], 16)
+    allocator.free(blocks[2])
+    allocator.free(blocks[0])
+    snapshot = {"segments": allocator.snapshot(0), "device_traces": [[]]}
+    assert snapshot["segments"][0]["segment_pool_id"] == (0, 0)
+    assert "total_reserved: " in viewer.segsum(snapshot)
+    page = viewer.segment_plot(snapshot)
+    assert "<!DOCTYPE html>" in page
+    allocator.close()
+    fake.end()
 
 
 def test_machine_has_memory_without_use() -> None:
