@@ -221,6 +221,22 @@ def test_large_block_is_put_together_of_free_pages() -> None:
     fake.end()
 
 
+@pytest.mark.parametrize("policy", _core.POLICIES)
+def test_cached_memory_is_given_back_before_memory_runs_out(policy: str) -> None:
+    fake = _core.Fake(64 * MiB)
+    allocator = _core.Allocator(fake.table, policy)
+    kept = allocator.allocate(0, 2 * MiB)
+    for size, stream in ((12 * MiB, 0), (20 * MiB, 8), (16 * MiB, 16)):
+        allocator.free(allocator.allocate(0, size, stream))
+    assert allocator.allocate(0, 40 * MiB)
+    assert allocator.find(kept) == (kept, 2 * MiB)
+    assert allocator.statistics(0)["num_ooms"] == 0
+    assert (allocator.statistics(0)["num_alloc_retries"] == 0) == (policy == "mapped")
+    allocator.close()
+    assert fake.mistake() == ""
+    fake.end()
+
+
 def test_devices_are_apart_and_streams_of_one_number_are_not_one() -> None:
     fake = _core.Fake(64 * MiB, devices=2, event_delay=-1)
     allocator = _core.Allocator(fake.table, "mapped")
