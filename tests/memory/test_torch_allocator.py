@@ -100,6 +100,24 @@ def test_cpu_memory_survives_fork_and_threads() -> None:
     assert out == f"{4 * MiB}\n"
 
 
+def test_smaller_tensors_stay_with_malloc_and_keep_their_memory() -> None:
+    out = run("""
+        import resource, torch
+        from oxytorch import memory
+        memory.use("cpu")
+        def call():
+            kept = [torch.ones(200_000) for _ in range(8)]
+        def faults():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(3): call()
+        before = faults()
+        for _ in range(100): call()
+        assert memory.memory_stats("cpu")["allocation.all.allocated"] == 0
+        print(faults() - before)
+    """)
+    assert int(out) < 1000, "glibc gives back and takes again what use() has kept it from learning"
+
+
 def test_statistics_need_use() -> None:
     out = run("""
         from oxytorch import memory
