@@ -66,7 +66,7 @@ COUNTS = """
     segments = memory.memory_snapshot()
     blocks = [block for segment in segments for block in segment["blocks"]]
     assert sum(block["size"] for block in blocks if block["state"] == "active_allocated") == 1024
-    print(segments[0]["segment_type"], segments[0]["segment_pool_id"], segments[0]["stream"])
+    print(segments[0]["segment_pool_id"], segments[0]["stream"])
 """
 
 
