@@ -6,8 +6,9 @@
 CHECK is the name of a function below without `c_`, MODE native or expandable (torch's allocator),
 ours, ours-native or ours-expandable (`oxytorch.memory.use`); for those that begin with `cpu`
 default, ours-cpu or mallopt (`cpu` alone). N is the number of steps of `vary`, LIMIT the GiB that
-it may hold, PAGE the MiB of a page of `driver`; DET=1 asks for deterministic kernels. Prints one
-line of JSON.
+it may hold, PAGE the MiB of a page of `driver`; DET=1 asks for deterministic kernels, FLASH=1 for
+attention that is not planned anew for each size, as cuDNN's is; TWICE=1: the second half of
+`vary` has the lengths of the first. Prints one line of JSON.
 """
 
 import ctypes
@@ -55,6 +56,9 @@ if os.environ.get("DET"):
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
     out["deterministic"] = True
+if os.environ.get("FLASH"):
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    out["flash"] = True
 
 
 def stats():
@@ -126,10 +130,13 @@ def train(lengths, batches, **k):
     m, o, g = make(**k)
     losses = []
     times = []
+    calls = []
     for _i, (t, b) in enumerate(zip(lengths, batches, strict=False)):
         ids = torch.randint(32000, (b, t), generator=g).to(dev)
         t0 = time.perf_counter()
-        losses.append(step(m, o, ids).item())
+        loss = step(m, o, ids)
+        calls.append(time.perf_counter() - t0)
+        losses.append(loss.item())
         times.append(time.perf_counter() - t0)
     n = len(times)
     out.update(
@@ -138,6 +145,8 @@ def train(lengths, batches, **k):
         first_half_s=sum(times[: n // 2]),
         second_half_s=sum(times[n // 2 :]),
         steps_per_s=(n - n // 2) / sum(times[n // 2 :]),
+        # until the processor had made all calls; the rest of a step is waiting for the GPU
+        second_half_calls_s=sum(calls[n // 2 :]),
         median_ms=1e3 * sorted(times)[n // 2],
     )
     out.update(stats())
@@ -159,7 +168,11 @@ def c_vary():
             if ours
             else torch.cuda.set_per_process_memory_fraction
         )(f)
-    train([r.randrange(128, 2049) for _ in range(n)], [r.choice([4, 8, 12]) for _ in range(n)])
+    lengths = [r.randrange(128, 2049) for _ in range(n)]
+    batches = [r.choice([4, 8, 12]) for _ in range(n)]
+    if os.environ.get("TWICE"):
+        lengths, batches = lengths[: n // 2] * 2, batches[: n // 2] * 2
+    train(lengths, batches)
 
 
 def c_small_ops():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -97,6 +98,25 @@ def test_cpu_memory_survives_fork_and_threads() -> None:
         print(memory.memory_allocated("cpu"))
     """)
     assert out == f"{4 * MiB}\n"
+
+
+def test_smaller_tensors_stay_with_malloc_and_keep_their_memory() -> None:
+    out = run("""
+        import resource, torch
+        from oxytorch import memory
+        memory.use("cpu")
+        layers = [torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(8)]
+        net, x = torch.nn.Sequential(*layers).eval(), torch.randn(1, 64, 56, 56)
+        def faults():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        with torch.inference_mode():
+            for _ in range(3): net(x)
+            before = faults()
+            for _ in range(50): net(x)
+        assert memory.memory_stats("cpu")["allocation.all.allocated"] == 0
+        print(faults() - before)
+    """)
+    assert int(out) < 1000, "glibc gives back and takes again what use() has kept it from learning"
 
 
 def test_statistics_need_use() -> None:
@@ -220,6 +240,22 @@ def test_large_block_is_put_together_of_free_pages() -> None:
     fake.end()
 
 
+@pytest.mark.parametrize("policy", _core.POLICIES)
+def test_cached_memory_is_given_back_before_memory_runs_out(policy: str) -> None:
+    fake = _core.Fake(64 * MiB)
+    allocator = _core.Allocator(fake.table, policy)
+    kept = allocator.allocate(0, 2 * MiB)
+    for size, stream in ((12 * MiB, 0), (20 * MiB, 8), (16 * MiB, 16)):
+        allocator.free(allocator.allocate(0, size, stream))
+    assert allocator.allocate(0, 40 * MiB)
+    assert allocator.find(kept) == (kept, 2 * MiB)
+    assert allocator.statistics(0)["num_ooms"] == 0
+    assert (allocator.statistics(0)["num_alloc_retries"] == 0) == (policy == "mapped")
+    allocator.close()
+    assert fake.mistake() == ""
+    fake.end()
+
+
 def test_devices_are_apart_and_streams_of_one_number_are_not_one() -> None:
     fake = _core.Fake(64 * MiB, devices=2, event_delay=-1)
     allocator = _core.Allocator(fake.table, "mapped")
@@ -272,6 +308,46 @@ def test_a_device_is_not_used_after_fork() -> None:
         print(os.waitpid(child, 0)[1], allocator.statistics(0)["allocation.all.current"])
     """)
     assert out == "0 1\n"
+
+
+def test_statistics_have_the_keys_that_torch_documents() -> None:
+    fake = _core.Fake(64 * MiB)
+    allocator = _core.Allocator(fake.table, "mapped")
+    found = set(allocator.statistics(0))
+    documented = set()
+    for name in re.findall(r'- ``"([^"`]+)"``', torch.cuda.memory_stats.__doc__ or ""):
+        names = [name]
+        while any("{" in each for each in names):
+            names = [
+                re.sub(r"\{[^}]*\}", choice, each, count=1)
+                for each in names
+                for choice in re.findall(r"\{([^}]*)\}", each)[0].split(",")
+            ]
+        # The pages say "allocated", and torch "allocation".
+        documented |= {re.sub(r"^allocated\.", "allocation.", each) for each in names}
+    assert len(documented) > 100
+    # Nested by the pools of graphs, and absent where there are none.
+    assert documented - found <= {"reserved_bytes_by_private_pools"}
+    assert allocator.statistics(0)["max_split_size"] == -1
+    allocator.close()
+    fake.end()
+
+
+def test_snapshots_are_what_torchs_viewer_reads() -> None:
+    viewer = pytest.importorskip("torch.cuda._memory_viz")
+    fake = _core.Fake(256 * MiB)
+    allocator = _core.Allocator(fake.table, "mapped")
+    blocks = [allocator.allocate(0, size * MiB, 8 * (size % 2)) for size in (3, 5, 20, 1)]
+    allocator.record_stream(blocks[2], 16)
+    allocator.free(blocks[2])
+    allocator.free(blocks[0])
+    snapshot = {"segments": allocator.snapshot(0), "device_traces": [[]]}
+    assert snapshot["segments"][0]["segment_pool_id"] == (0, 0)
+    assert "total_reserved: " in viewer.segsum(snapshot)
+    page = viewer.segment_plot(snapshot)
+    assert "<!DOCTYPE html>" in page
+    allocator.close()
+    fake.end()
 
 
 def test_machine_has_memory_without_use() -> None:

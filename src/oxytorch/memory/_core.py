@@ -280,6 +280,8 @@ class Allocator:
         segments: list[dict[str, Any]] = json.loads(
             self._text(self._library.oxytorch_memory_snapshot, device)
         )
+        for segment in segments:
+            segment["segment_pool_id"] = tuple(segment["segment_pool_id"])
         return segments
 
     def report(self, device: int, asked: int) -> str:

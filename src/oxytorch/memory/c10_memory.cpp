@@ -68,6 +68,15 @@ std::vector<void**> entries_of(const link_map* library, const char* name) {
   return found;
 }
 
+// glibc learns from the blocks that are freed up to which size to keep memory, and from this much
+// on no more (M_MMAP_THRESHOLD). The large ones of tensors it does not see any more, and tensors
+// below `least` would fault at each call.
+void teach_malloc() {
+  constexpr std::size_t kMostLearnt = (std::size_t{32} << 20) - (std::size_t{64} << 10);
+  void* volatile block = std::malloc(kMostLearnt);
+  std::free(block);
+}
+
 bool replace(void** entry, void* function) {
   const auto page = std::uintptr_t(sysconf(_SC_PAGESIZE));
   void* begin = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(entry) / page * page);
@@ -104,6 +113,7 @@ int oxytorch_memory_host_begin(oxytorch_memory* memory, size_t at_least) {
   if (!is_made)
     return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
                                 "the system does not let libc10.so's table be written to");
+  teach_malloc();
   is_on = true;
   return OXYTORCH_MEMORY_OK;
 }

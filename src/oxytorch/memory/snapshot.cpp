@@ -1,6 +1,7 @@
 // Statistics, snapshots and reports of a device's memory.
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 
 #include "heap.h"
 
@@ -14,6 +15,9 @@ constexpr const char* kKindNames[kKinds] = {
     "requested_bytes"};
 constexpr const char* kPoolNames[] = {"all", "small_pool", "large_pool"};
 constexpr const char* kCountNames[] = {"current", "peak", "allocated", "freed"};
+// Of what torch counts beyond max_split_size, which no policy here has.
+constexpr const char* kOversizeNames[] = {"oversize_allocations", "oversize_segments"};
+constexpr std::int64_t kNoSplitLimit = -1;  // as torch says it
 
 std::string bytes_text(std::size_t bytes) {
   const double values[] = {bytes / double(kGiB), bytes / double(kMiB), bytes / double(kKiB)};
@@ -75,8 +79,10 @@ std::string names() {
     for (const char* pool : kPoolNames)
       for (const char* count : kCountNames)
         text += std::string(kind) + "." + pool + "." + count + "\n";
+  for (const char* kind : kOversizeNames)
+    for (const char* count : kCountNames) text += std::string(kind) + "." + count + "\n";
   return text + "num_alloc_retries\nnum_ooms\nnum_sync_all_streams\nnum_device_alloc\n" +
-         "num_device_free";
+         "num_device_free\nnum_oom_rejections\nmax_split_size";
 }
 
 }  // namespace
@@ -96,11 +102,14 @@ int Heap::statistics(std::int64_t* values, int count) {
       put(stat.freed);
     }
   }
+  for (std::size_t i = 0; i < std::size(kOversizeNames) * std::size(kCountNames); ++i) put(0);
   put(statistics_.retries);
   put(statistics_.ooms);
   put(statistics_.synchronizations);
   put(statistics_.source_allocations);
   put(statistics_.source_frees);
+  put(0);
+  put(kNoSplitLimit);
   return at;
 }
 
