@@ -196,12 +196,19 @@ class PlainDecoder:
                 f"generate: expected a model that only decodes, got the encoder and decoder "
                 f"{type(model).__name__}; use its own generate"
             )
-        vocabulary = getattr(embeddings(), "num_embeddings", None)
+        try:
+            embedding = embeddings()
+        except (AttributeError, NotImplementedError) as error:  # of what stands in for a part of it
+            raise TypeError(
+                f"generate: expected get_input_embeddings() to give the embedding of the "
+                f"{type(model).__name__}, got the error {error!r}; use its own generate"
+            ) from error
+        vocabulary = getattr(embedding, "num_embeddings", None)
         if vocabulary is None:
             raise TypeError(
                 f"generate: expected a model that reads one token at a time, got the "
                 f"{type(model).__name__}, whose input is embedded by a "
-                f"{type(embeddings()).__name__}; use its own generate"
+                f"{type(embedding).__name__}; use its own generate"
             )
         self.model = model
         self.vocabulary = int(vocabulary)
