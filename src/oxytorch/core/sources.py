@@ -448,8 +448,8 @@ def _in_library(library: ctypes.PyDLL, places: Places, counted: list[Tensor]) ->
         to(address, *columns, ctypes.c_int64(len(rows)))
 
     if place:
-        for kind, rows in enumerate(tensors):
-            add("tensors", rows, _addresses(rows), kind, ctypes.c_int64(place))
+        for number, those in enumerate(tensors):
+            add("tensors", those, _addresses(those), number, ctypes.c_int64(place))
     entries, sizes, types = places.entries, places.sizes, places.types
     values = (ctypes.c_void_p * len(entries))(
         *(None if value is MISSING else id(value) for *_, value in entries)
