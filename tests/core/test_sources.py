@@ -75,6 +75,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "write to a large tensor": _write_large,
     "write that nobody counts": _write_unseen,
     "memory": lambda layer: setattr(layer.weight, "data", torch.zeros(LARGE)),
+    "swapped": lambda layer: torch.utils.swap_tensors(layer.bias, nn.Parameter(torch.zeros(3))),
     "order": lambda layer: layer._parameters.update(bias=layer._parameters.pop("bias")),
 }
 

@@ -21,7 +21,7 @@ from marks import NEEDS_LIBRARY
 from oxytorch import _library
 from oxytorch.core import sources
 from oxytorch.core.sources import MISSING, Places
-from oxytorch.core.words import Offsets, has_no_attributes, offsets
+from oxytorch.core.words import Offsets, has_no_attributes, offsets, tensor_place
 from oxytorch.program.reachable import _table_of
 
 pytestmark = NEEDS_LIBRARY
@@ -85,7 +85,7 @@ class World:
         self.function = type(scaled)(scaled.__code__, globals(), "own", (1.0,))
         self.table: dict[Any, Any] = {"a": 1, "b": 2, 3: "c"}
         self.ordered = OrderedDict(a=1, b=2)
-        self.tensor = torch.zeros(2, 3)
+        self.tensor, self.spare = torch.zeros(2, 3), [torch.zeros(2, 3), torch.zeros(3, 2)]
 
     def places(self) -> Places:
         found = Places()
@@ -179,6 +179,7 @@ def _changes(world: World) -> list[Callable[[random.Random], None]]:
         _one_of(*(lambda value=value: setattr(w.tensor, "data", value)
                   for value in (w.tensor.data, torch.zeros(3, 2), torch.zeros(2, 3).half(),
                                 torch.zeros(3, 2).t(), torch.zeros(1, 2, 3)))),
+        lambda choice: torch.utils.swap_tensors(w.tensor, choice.choice(w.spare)),
         _one_of(lambda: w.model.train(), lambda: w.model.eval()),
         _one_of(*(lambda layer=layer: w.model.__setitem__(1, layer)
                   for layer in (w.model[1], nn.Identity()))),
@@ -232,6 +233,24 @@ def test_words_are_found() -> None:
         return
     assert all(getattr(found, name) > 0 for name in Offsets._fields if name != "values")
     assert (found.values > 0) == (sys.version_info >= (3, 13))
+
+
+def test_tensors_are_found_in_their_objects() -> None:
+    """So that nothing in C++ refers to them, which would keep torch from swapping them."""
+    if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        assert tensor_place() > 0
+
+
+def test_a_swapped_tensor_is_another_though_its_own_is_gone() -> None:
+    kept = [nn.Parameter(torch.zeros(3, 3, dtype=torch.float64)) for _ in range(50)]
+    found = Places()
+    for tensor in kept:
+        found.add_tensor(tensor)
+    found.close()
+    assert found.are_current()
+    for tensor in kept:
+        torch.utils.swap_tensors(tensor, nn.Parameter(torch.zeros(2)))
+    assert not any(found.are_current() for _ in range(20) if [torch.ones(9) for _ in range(100)])
 
 
 def test_attributes_that_code_sets_often_are_seen() -> None:

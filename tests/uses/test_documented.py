@@ -171,13 +171,15 @@ def _buffer_and_lazy_layer_added(model: Any, x: torch.Tensor, log: Log) -> None:
 
 @documented("encoder", "images", "lstm")
 def _swapped_tensors(model: Any, x: torch.Tensor, log: Log) -> None:
-    """Torch refuses to swap a tensor that is held elsewhere, as by what runs in place of code."""
-    for p in [*model.parameters()]:
-        q = nn.Parameter(p.detach().clone() * 0.5)
-        try:
-            torch.utils.swap_tensors(p, q)
-        except RuntimeError:
-            p.data = q.data
+    """Torch refuses to swap a tensor to which something in C++ refers, or a weak reference, as
+    those that `nn.LSTM` has to its weights."""
+    for module in [*model.modules()]:
+        for p in [*module.parameters(recurse=False)]:
+            q = nn.Parameter(p.detach().clone() * 0.5)
+            if isinstance(module, nn.LSTM):
+                p.data = q.data
+            else:
+                torch.utils.swap_tensors(p, q)
     _see(model, x, log)
 
 

@@ -74,10 +74,16 @@ def test_write(check: Callable[..., None], name: str, path: str, way: str, when:
 
 @pytest.mark.parametrize("form", ["sample", "program"])
 @pytest.mark.parametrize(
-    "way", ["copy_", "data_fill_", "data_assigned", "held_row", "new_parameter", "adamw_fused"]
+    "way",
+    [
+        *("copy_", "data_fill_", "data_assigned", "held_row", "new_parameter", "adamw_fused"),
+        "swap_tensors",
+    ],
 )
 @pytest.mark.parametrize("name", ["linear", "conv2d_norm", "gated", "normed", "lstm", "tied"])
 def test_write_after_recording(check: Callable[..., None], name: str, way: str, form: str) -> None:
+    if name == "lstm" and way == "swap_tensors":
+        pytest.skip("stock refuses: it holds weak references to these weights")
     kind = KINDS[name]
     check(kind.build, _written(kind, kind.targets[0], way, "after"), form, kind.sample)
 

@@ -45,6 +45,8 @@ class Sources {
   std::vector<Bare> bare;
   std::vector<Version> versions;
   std::vector<Values> values;
+  std::vector<Tensor> owned;
+  bool is_lost = false;  // a tensor cannot be asked
 
   Table& table_of(PyObject* dict) {
     const auto [place, is_new] = table_numbers_.try_emplace(dict, tables_.size());
@@ -78,6 +80,7 @@ class Sources {
       add_group(true);
     }
     words_.close(groups_, [this](Words::Group group) { return compared(group); });
+    for (const Form& own : forms) note_object(own.tensor);
     for (const Version& own : versions) note_tensor(own.tensor);
     for (const Values& own : values) note_tensor(own.tensor);
     for (const std::vector<Container>* found : {&lists, &sets, &orders}) {
@@ -85,6 +88,8 @@ class Sources {
     }
     std::sort(lines_.begin(), lines_.end());
     lines_.erase(std::unique(lines_.begin(), lines_.end()), lines_.end());
+    std::sort(objects_.begin(), objects_.end());
+    objects_.erase(std::unique(objects_.begin(), objects_.end()), objects_.end());
     const bool only_words = types.empty() && functions.empty() && attributes.empty() &&
                             orders.empty() && lists.empty() && sets.empty() && versions.empty() &&
                             values.empty() && untold_.empty();
@@ -95,7 +100,8 @@ class Sources {
     if (has_more_) {
       for (const char* line : lines_) __builtin_prefetch(line);
     }
-    return words_.are_same([this](Words::Group group) { return compared(group); }) &&
+    return !is_lost && are_objects_of_tensors_same() &&
+           words_.are_same([this](Words::Group group) { return compared(group); }) &&
            (!has_more_ || is_rest_same());
   }
 
@@ -192,11 +198,25 @@ class Sources {
     return order;
   }
 
+  // A tensor that was swapped is another object, and this one may be gone, words of its form with
+  // it.
+  bool are_objects_of_tensors_same() const {
+    return std::all_of(objects_.begin(), objects_.end(),
+                       [](const auto& own) { return read_word(own.first) == word(own.second); });
+  }
+
+  static const char* object_of(AtenTensorHandle handle) {
+    return *reinterpret_cast<const char* const*>(handle);
+  }
+
+  void note_object(AtenTensorHandle handle) { objects_.push_back({handle, object_of(handle)}); }
+
   // Has memory read ahead that a look at a tensor reads.
-  void note_tensor(const Tensor& tensor) {
+  void note_tensor(AtenTensorHandle handle) {
     const Offsets& in = offsets();
-    const char* object = *reinterpret_cast<const char* const*>(tensor.handle());
-    note(tensor.handle());
+    const char* object = object_of(handle);
+    note_object(handle);
+    note(handle);
     for (std::uintptr_t line = 0; line < 3; ++line) note(object + line * kLine);
     if (!in.storage || !in.counter) return;
     note(pointer_at(object, in.storage));
@@ -212,8 +232,8 @@ class Sources {
   // says how many.
   bool add_words(const Form& own) {
     const std::int64_t dtype = offsets().dtype;
-    AtenTensorHandle handle = own.tensor.handle();
-    const char* object = *reinterpret_cast<const char* const*>(handle);
+    AtenTensorHandle handle = own.tensor;
+    const char* object = object_of(handle);
     std::int64_t *sizes = nullptr, *strides = nullptr;
     check_call(aoti_torch_get_sizes(handle, &sizes), "get_sizes");
     check_call(aoti_torch_get_strides(handle, &strides), "get_strides");
@@ -289,12 +309,12 @@ class Sources {
 
   bool are_tensors_same() const {
     for (const Version& own : versions) {
-      if (version_function()(own.tensor.handle()) != own.number) return false;
-      if (own.tensor.data() != own.address) return false;
+      if (version_function()(own.tensor) != own.number) return false;
+      if (data_of(own.tensor) != own.address) return false;
     }
     for (const Values& own : values) {
-      if (element_count(own.tensor.handle()) != own.count) return false;
-      if (std::memcmp(own.tensor.data(), own.bytes.data(), own.bytes.size()) != 0) return false;
+      if (element_count(own.tensor) != own.count) return false;
+      if (std::memcmp(data_of(own.tensor), own.bytes.data(), own.bytes.size()) != 0) return false;
     }
     return true;
   }
@@ -306,26 +326,23 @@ class Sources {
   std::vector<Words::Group> untold_;
   std::vector<PyObject*> held_;     // what words lie in that the caller does not keep alive
   std::vector<const char*> lines_;  // of memory that a look at tensors reads
+  std::vector<std::pair<const void*, const void*>> objects_;  // of tensors: where they are, which
 };
 
+// Tensors that are compared by version, by their values, and by form.
+void add_tensor(Sources& to, int kind, AtenTensorHandle handle) {
+  if (kind == 0) to.versions.push_back(version_of(handle));
+  if (kind == 1) to.values.push_back(values_of(handle));
+  if (kind == 2) to.forms.push_back(form_of(handle));
+}
+
 void sources(StableIValue* stack, uint64_t, uint64_t) {
-  using Tensors = std::vector<Tensor>;
-  Tensors versioned = unboxing::Take<Tensors>::from(stack[0]);
-  Tensors small = unboxing::Take<Tensors>::from(stack[1]);
-  Tensors formed = unboxing::Take<Tensors>::from(stack[2]);
   auto made = std::make_unique<Sources>();
-  for (Tensor& tensor : formed) made->forms.push_back(form_of(std::move(tensor)));
-  for (Tensor& tensor : versioned) {
-    const std::int64_t number = version_function()(tensor.handle());
-    const void* address = tensor.data();
-    made->versions.push_back({std::move(tensor), number, address});
-  }
-  for (Tensor& tensor : small) {
-    const std::size_t bytes = tensor.numel() * aoti_torch_dtype_element_size(tensor.dtype_code());
-    const char* begin = static_cast<const char*>(tensor.data());
-    std::vector<char> copy(begin, begin + bytes);
-    const std::int64_t count = tensor.numel();
-    made->values.push_back({std::move(tensor), count, std::move(copy)});
+  for (int kind = 0; kind < 3; ++kind) {
+    for (Tensor& tensor : unboxing::Take<std::vector<Tensor>>::from(stack[kind])) {
+      add_tensor(*made, kind, tensor.handle());
+      made->owned.push_back(std::move(tensor));
+    }
   }
   stack[0] = static_cast<StableIValue>(reinterpret_cast<std::uintptr_t>(made.release()));
 }
@@ -389,6 +406,21 @@ OXY_EXPORT void oxytorch_add_bare(void* made, void** objects, const std::int64_t
   for (std::int64_t i = 0; i < count; ++i) {
     static_cast<oxytorch::Sources*>(made)->bare.push_back(
         {static_cast<oxytorch::PyObject*>(objects[i]), places[i]});
+  }
+}
+
+// Tensors as Python's objects, which have them at `place`. Torch swaps only tensors that nothing
+// but such an object refers to.
+OXY_EXPORT void oxytorch_add_tensors(void* made, void** objects, int kind, std::int64_t place,
+                                     std::int64_t count) {
+  using namespace oxytorch;
+  for (std::int64_t i = 0; i < count; ++i) {
+    auto handle = reinterpret_cast<AtenTensorHandle>(static_cast<char*>(objects[i]) + place);
+    try {
+      add_tensor(*static_cast<Sources*>(made), kind, handle);
+    } catch (const std::exception&) {
+      static_cast<Sources*>(made)->is_lost = true;
+    }
   }
 }
 

@@ -26,7 +26,7 @@ from .fused_steps import count_fused_steps
 from .layer_functions import functions_of
 from .packed import PackedTensor
 from .tensor_forms import form, has_form, is_small, is_watchable, same_bits
-from .words import bare_place, has_no_attributes, offsets
+from .words import bare_place, has_no_attributes, offsets, tensor_place
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GLOBAL_HOOKS = tuple(getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS)
@@ -405,7 +405,7 @@ class Places:
         self._is_watchable = watchable
         self._versions = [(t.data_ptr(), _version(t)) for t in counted if watchable]
         self._copies = [t.detach().clone() for t in self.small]
-        self._forms = [form(t) for t in self.formed if watchable]
+        self._forms = [(t._cdata, form(t)) for t in self.formed if watchable]
 
     def are_functions_same(self) -> bool:
         """Whether functions have the code and defaults that they had when they were added."""
@@ -429,7 +429,7 @@ class Places:
             and all(_same_items(own, items) for own, items in self.lists)
             and all(_same_items([*own], items) for own, items in self.sets)
             and all(_same_items([*own], keys) for own, keys in self.orders)
-            and [form(t) for t in self.formed] == self._forms
+            and [(t._cdata, form(t)) for t in self.formed] == self._forms
             and [(t.data_ptr(), _version(t)) for t in self._counted] == self._versions
             and all(map(same_bits, self.small, self._copies))
         )
@@ -438,13 +438,18 @@ class Places:
 def _in_library(library: ctypes.PyDLL, places: Places, counted: list[Tensor]) -> Callable[[], bool]:
     """The comparison in C++. Objects are handed over by address; `Places` keeps them."""
     _set_offsets(library)
-    address = ctypes.c_void_p(torch.ops.oxytorch.sources(counted, places.small, places.formed))
+    tensors, place = (counted, places.small, places.formed), tensor_place()
+    owned: Iterable[list[Tensor]] = ([], [], []) if place else tensors
+    address = ctypes.c_void_p(torch.ops.oxytorch.sources(*owned))
     compare: Callable[[], bool] = library.oxytorch_sources_function(address)
 
     def add(kind: str, rows: Sequence[Any], *columns: Any) -> None:
         to = getattr(library, f"oxytorch_add_{kind}")
         to(address, *columns, ctypes.c_int64(len(rows)))
 
+    if place:
+        for number, those in enumerate(tensors):
+            add("tensors", those, _addresses(those), number, ctypes.c_int64(place))
     entries, sizes, types = places.entries, places.sizes, places.types
     values = (ctypes.c_void_p * len(entries))(
         *(None if value is MISSING else id(value) for *_, value in entries)

@@ -196,12 +196,19 @@ class PlainDecoder:
                 f"generate: expected a model that only decodes, got the encoder and decoder "
                 f"{type(model).__name__}; use its own generate"
             )
-        vocabulary = getattr(embeddings(), "num_embeddings", None)
+        try:
+            embedding = embeddings()
+        except (AttributeError, NotImplementedError) as error:  # of what stands in for a part of it
+            raise TypeError(
+                f"generate: expected get_input_embeddings() to give the embedding of the "
+                f"{type(model).__name__}, got the error {error!r}; use its own generate"
+            ) from error
+        vocabulary = getattr(embedding, "num_embeddings", None)
         if vocabulary is None:
             raise TypeError(
                 f"generate: expected a model that reads one token at a time, got the "
                 f"{type(model).__name__}, whose input is embedded by a "
-                f"{type(embeddings()).__name__}; use its own generate"
+                f"{type(embedding).__name__}; use its own generate"
             )
         self.model = model
         self.vocabulary = int(vocabulary)
@@ -222,7 +229,7 @@ class PlainDecoder:
         whole = self.call(tokens, 0, None, True).logits
         run = _KeysRun(self, None)
         parts = [run.step(tokens[:, part], True) for part in (slice(0, -1), slice(-1, None))]
-        return difference(whole, torch.cat(parts, 1)) <= _allowed(whole)
+        return _agree(self, tokens, whole, torch.cat(parts, 1))
 
     def begin(
         self, batch: int, capacity: int, padding: Tensor | None, numbered: bool = True
@@ -328,8 +335,7 @@ def _state_name(decoder: PlainDecoder, several: bool) -> str | None:
     before = _TRIAL - 1
     whole = decoder.call(tokens, 0, None, True).logits
     first = decoder.call(tokens[:, :before], 0, None, True)
-    allowed = _allowed(whole)
-    if difference(whole[:, :before], first.logits) > allowed:
+    if not _agree(decoder, tokens, whole, first.logits):
         raise TypeError(
             f"generate: expected a model that scores tokens by earlier ones, but "
             f"{type(decoder.model).__name__} reads later ones too; use its own generate"
@@ -337,13 +343,37 @@ def _state_name(decoder: PlainDecoder, several: bool) -> str | None:
     known[several] = None
     for name, state in state_of(decoder.model, first).items():
         again = decoder.call(tokens[:, before:], before, None, True, **{name: state}).logits
-        if difference(whole[:, before:], again) <= allowed:
+        if _agree(decoder, tokens, whole, again):
             known[several] = name
     return known[several]
 
 
-def _allowed(scores: Tensor) -> float:
-    return TOLERANCE.get(scores.dtype, max(TOLERANCE.values()))
+_ROUNDINGS = 2
+"""How far scores may be apart, in times of what another rounding of the embeddings changes."""
+
+
+def _agree(decoder: PlainDecoder, tokens: Tensor, whole: Tensor, found: Tensor) -> bool:
+    """Whether scores of the first or of the last of some tokens are `whole`, those of all of them,
+    but for rounding."""
+    count = found.shape[1]
+    places = slice(0, count) if count == tokens.shape[1] - 1 else slice(-count, None)
+    gap = difference(whole[:, places], found)
+    embeddings: Any = decoder.model.get_input_embeddings()  # type: ignore[operator]
+    dtype = embeddings.weight.dtype
+    if gap <= TOLERANCE.get(dtype, max(TOLERANCE.values())):
+        return True
+    generator = torch.Generator().manual_seed(0)
+
+    def round_otherwise(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        noise = torch.rand(output.shape, generator=generator) * 2 - 1
+        return (output.float() * (1 + torch.finfo(dtype).eps * noise)).to(output.dtype)
+
+    handle = embeddings.register_forward_hook(round_otherwise)
+    try:
+        others = [decoder.call(tokens, 0, None, True).logits for _ in range(2)]
+    finally:
+        handle.remove()
+    return gap <= _ROUNDINGS * max(difference(whole[:, places], own[:, places]) for own in others)
 
 
 class _StateRun:

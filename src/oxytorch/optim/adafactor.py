@@ -16,6 +16,7 @@ from .executor import Update
 from .groups import Group, rate
 from .optimizer import FusedOptimizer
 from .states import State, is_split
+from .stock import DENSE_ALONE, REAL_ALONE
 
 ROW, COLUMN, VARIANCE = "row_var", "col_var", "variance"
 
@@ -33,9 +34,9 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
     def _others(self, group: Group) -> list[Tensor]:
         for parameter in group["params"]:
             if parameter.grad is not None and parameter.is_complex():
-                raise RuntimeError("Adafactor does not support complex parameters")
+                raise RuntimeError(f"Adafactor: {REAL_ALONE}")
             if parameter.grad is not None and parameter.grad.is_sparse:
-                raise RuntimeError("Adafactor does not support sparse gradients")
+                raise RuntimeError(f"Adafactor: {DENSE_ALONE}")
             if sharding.is_sharded(parameter):
                 raise TypeError(
                     "Adafactor: expected plain parameters, got a DTensor: its rows and columns "

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import torch
+from torch.optim import SGD, Adagrad
 from torch.optim.optimizer import Optimizer
 
 from .batch import Scaling
 from .groups import Group
 from .split_parameter import SplitParameter
+
+DENSE_ALONE = (
+    "sparse gradients are not supported; give these parameters to torch.optim.SparseAdam, "
+    "or make their gradients dense, as torch.nn.Embedding(..., sparse=False) does"
+)
+REAL_ALONE = (
+    "complex parameters are not supported; give these to torch.optim.AdamW, "
+    "or keep torch.view_as_real of them as parameters"
+)
 
 
 def stock_class(own: type) -> type[Optimizer] | None:
@@ -53,10 +64,16 @@ def _checked(own: type[Optimizer], group: Group) -> type[Optimizer]:
             "as in dtype={'': torch.bfloat16, 'path.to.module': torch.float32}"
         )
     stock = stock_class(own)
+    takes_sparse = stock is not None and issubclass(stock, (SGD, Adagrad))
+    with_gradients = [p for p in group["params"] if p.grad is not None]
+    if not takes_sparse and any(p.grad.layout is not torch.strided for p in with_gradients):
+        raise RuntimeError(f"{name}: {DENSE_ALONE}")
+    if stock is None and any(p.is_complex() for p in with_gradients):
+        raise RuntimeError(f"{name}: {REAL_ALONE}")
     if stock is None:
         raise RuntimeError(
-            f"{name}: expected dense real parameters and gradients; "
-            "torch has no optimizer of this kind that takes others"
+            f"{name}: torch has no optimizer of this kind, which differentiable steps would need; "
+            "set differentiable=False, or use torch.optim.AdamW"
         )
     if has_formats(group):
         raise RuntimeError(
