@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -22,9 +23,11 @@ class Cell:
     clock: a tensor whose version counts the writes and the times that `is_out` changed.
     relatives: weights that are out, of all whose packed forms share memory with this one; None
         where there are no such weights.
+    aliases: tensors that operators handed out to users (`detach()`), by their `id`.
     """
 
     __slots__ = (
+        "aliases",
         "clock",
         "is_out",
         "is_pinned",
@@ -42,6 +45,7 @@ class Cell:
         self.keeps_plain = False
         self.stored: Any = None
         self.relatives: list[PackedTensor] | None = None
+        self.aliases: WeakValueDictionary[int, PackedTensor] = WeakValueDictionary()
         self.lock = threading.RLock()
         self.clock = _new_clock()
 

@@ -55,6 +55,9 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
     _shared_fields: ClassVar[tuple[str, ...]] = ()
     """Attributes of the tensor object that another one over the same weight has too."""
 
+    _packs_in_place: ClassVar[bool] = True
+    """Whether `repack` writes to memory that these attributes hold, and not the cell."""
+
     @staticmethod
     def _wrap(
         cls: type[_Self],
@@ -167,7 +170,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
     def _sync_relatives(self) -> None:
         """Bring the values of relatives to the memory; they stay out for the calls after this."""
         for other in list(self.cell.relatives or ()):
-            if other.cell is not self.cell:
+            if other.cell is not self.cell and other.why_not_packed() is None:
                 other.sync()
 
     def _settle_relatives(self) -> bool:
@@ -175,7 +178,8 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         are_packed = True
         for other in list(self.cell.relatives or ()):  # packing again takes it from the list
             if other.cell is not self.cell and not other._pack_again():
-                other.sync()
+                if other.why_not_packed() is None:
+                    other.sync()
                 are_packed = False
         return are_packed
 
@@ -233,6 +237,9 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
     @data.setter
     def data(self: _Self, values: Tensor) -> None:
         other = values if isinstance(values, PackedTensor) else self._around(values)
+        if self._packs_in_place and type(other) is type(self) and other is not values:
+            self._let_aliases_go()
+            self._take_over(other)
         if type(other) is not type(self):
             self.__class__ = type(other)  # type: ignore[assignment]
         with torch.inference_mode(False), no_modes():  # which would make `like` one of its own
@@ -242,6 +249,30 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
             setattr(self, name, getattr(other, name))
         cell, self.cell = self.cell, other.cell
         cell.tick()  # what watches the cell that was replaced has to look again
+
+    def _let_aliases_go(self) -> None:
+        """Give tensors that users hold over this weight its values of now, for good."""
+        cell = self.cell
+        held = [a for a in [*cell.aliases.values()] if a is not self and a.cell is cell]
+        if held:
+            apart = Cell(self.values())
+            apart.is_pinned = True
+            for alias in held:
+                alias.cell = apart
+
+    def _take_over(self, other: PackedTensor) -> None:
+        """Let `other`, whose values are out, be what writes to this weight's packed form."""
+        cell, new = self.cell, other.cell
+        if other.shape == self.shape and other.dtype == self.dtype:
+            # What else reads the packed form, such as a product, shares this cell.
+            with cell.lock:
+                cell.plain, cell.is_out, cell.is_pinned = new.plain, True, False
+            other.cell = cell
+        else:
+            cell.plain, cell.is_out, new.relatives = None, False, cell.relatives
+        if cell.relatives is not None:
+            cell.relatives[:] = [each for each in cell.relatives if each.cell is not cell]
+            cell.relatives.append(other)
 
     def numpy(self, *, force: bool = False) -> Any:
         if self.requires_grad and torch.is_grad_enabled() and not force:
@@ -352,6 +383,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         if func in _ALIASES and isinstance(args[0], PackedTensor):
             alias = args[0].share()
             alias._is_handed_out = True
+            alias.cell.aliases[id(alias)] = alias
             return alias
         if func is _aten.clone.default and cls.copy is not PackedTensor.copy:
             return args[0].copy()  # of codes, which are more than the values
