@@ -51,7 +51,7 @@ def optimized(model: nn.Module, form: str, sample: Any = None) -> Any:
     """Return the optimized copy of a model in one of the forms in which users ask for it.
 
     form: "default", "sample" (with sample_input), "program", "join", "all" (every pass),
-        "bfloat16", "llm" (`llm.optimize` in the model's own dtype), "int8" and "int4" (`quantize_`
+        "bfloat16", "converted" (`quantize`), "llm" (`llm.optimize` in the model's own dtype), "int8" and "int4" (`quantize_`
         of all but PEFT's adapters), "llm_int8" and "llm_int4" (`llm.optimize` after that).
     """
     if form.endswith(("int8", "int4")):
@@ -60,6 +60,9 @@ def optimized(model: nn.Module, form: str, sample: Any = None) -> Any:
         return oxytorch.llm.optimize(model, dtype=None)
     if form in WEIGHTS:
         return model
+    if form == "converted":
+        settings = oxytorch.quantization.Int8StaticActivationInt8Weight(only_faster=False)
+        return oxytorch.quantize(model, [sample], settings)
     if form == "default":
         return oxytorch.optimize(model)
     if form == "sample":

@@ -608,4 +608,5 @@ def test_base_model(check: Callable[..., None], name: str, form: str) -> None:
     if form.startswith("llm") and network not in ("gpt2", "llama"):
         pytest.skip("no causal language model")
     build, inputs = MODELS[network]
-    check(build, lambda model, log: run(model, inputs(), log), form, inputs, tolerance=3e-5)
+    tolerance = TOLERANCES.get(form, 3e-5)  # merging, and training a head, write to weights
+    check(build, lambda model, log: run(model, inputs(), log), form, inputs, tolerance=tolerance)

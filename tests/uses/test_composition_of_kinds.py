@@ -1,0 +1,77 @@
+"""What `llm.optimize` and `quantize` return in the hands of PyTorch's other parts, as in
+`test_composition.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from .compare import Log
+from .models import MODELS
+from .test_composition import LONG_WAYS, WAYS, Way
+from .transformers_models import llama, token_ids
+
+FORMS = ("llm", "llm_int8", "llm_bfloat16", "program", "int8")
+NOT_HERE = ("loaded_into_stock", "swapped_conversion", "part_to_double", "autocast_of_a_part")
+"""Ways that only models of `models.py` take, or that torch refuses for tensors held elsewhere."""
+FEW_BITS = {"llm_int8": 2e-2, "int8": 2e-2}
+"""Values that a way writes are rounded again."""
+CONVERTED = ("linear", "images", "encoder")
+SLOW_WAYS = ("compile_inductor", "compile_inductor_fullgraph", "compile_eager")
+
+
+def language_model() -> Any:
+    """A Llama that returns a tuple of its logits alone."""
+    model = llama()
+    model.config.use_cache = model.config.return_dict = False
+    return model
+
+
+def _used(way: Way, sample: Callable[[], torch.Tensor]) -> Callable[[Any, Log], None]:
+    def use(model: Any, log: Log) -> None:
+        x = sample()
+        with torch.no_grad():
+            log(model(x), model(x))
+        way(model, x, log)
+
+    return use
+
+
+def _cases(names: tuple[str, ...]) -> Iterator[Any]:
+    every = {**WAYS, **LONG_WAYS}
+    for number, way in enumerate(w for w in every if w not in NOT_HERE):
+        for turn, name in enumerate(names):
+            often = number % len(names) == turn and way not in SLOW_WAYS
+            yield pytest.param(
+                name, way, id=f"{name}-{way}", marks=() if often else pytest.mark.slow
+            )
+
+
+def _way(name: str) -> Way:
+    return {**WAYS, **LONG_WAYS}[name]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("form", "way"), _cases(FORMS))
+def test_language_model(check: Callable[..., None], form: str, way: str) -> None:
+    pytest.importorskip("transformers")
+    build = language_model
+    if form == "llm_bfloat16":
+        form = "llm"
+
+        def build() -> Any:
+            return language_model().bfloat16()
+
+    tolerance = FEW_BITS.get(form, 3e-5)
+    check(build, _used(_way(way), token_ids), form, token_ids, tolerance=tolerance)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "way"), _cases(CONVERTED))
+def test_layers_of_integers(check: Callable[..., None], name: str, way: str) -> None:
+    build, sample, _ = MODELS[name]
+    check(build, _used(_way(way), sample), "converted", sample, tolerance=0.1)
+
