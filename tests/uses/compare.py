@@ -51,8 +51,9 @@ def optimized(model: nn.Module, form: str, sample: Any = None) -> Any:
     """Return the optimized copy of a model in one of the forms in which users ask for it.
 
     form: "default", "sample" (with sample_input), "program", "join", "all" (every pass),
-        "bfloat16", "converted" (`quantize`), "llm" (`llm.optimize` in the model's own dtype), "int8" and "int4" (`quantize_`
-        of all but PEFT's adapters), "llm_int8" and "llm_int4" (`llm.optimize` after that).
+        "bfloat16", "converted" (`quantize`), "llm" (`llm.optimize` in the model's own dtype),
+        "int8" and "int4" (`quantize_` of all but PEFT's adapters), "llm_int8" and "llm_int4"
+        (`llm.optimize` after that).
     """
     if form.endswith(("int8", "int4")):
         oxytorch.quantize_(model, WEIGHTS[form[-4:]](), filter=_is_no_adapter)

@@ -1,6 +1,6 @@
 """What the documentation of transformers does with `generate`: equal tokens, and what it returns.
 
-Tokens of float32 models have to be stock's; those of int8 models the tokens of a plain model with the
+Tokens of float32 models have to be stock's, those of int8 models a plain model's that has the
 rounded values.
 """
 
@@ -203,7 +203,12 @@ def _cache_over_turns(model: Any, log: Log) -> None:
     cache = transformers.DynamicCache(config=model.config)
     ids = token_ids(1, 5)
     for turn in range(3):
-        ids = model.generate(ids, past_key_values=cache, do_sample=False, **{**LENGTH, "max_new_tokens": 4, "min_new_tokens": 4})
+        ids = model.generate(
+            ids,
+            past_key_values=cache,
+            do_sample=False,
+            **{**LENGTH, "max_new_tokens": 4, "min_new_tokens": 4},
+        )
         log(ids, cache.get_seq_length(), [layer.keys for layer in cache.layers])
         ids = torch.cat([ids, token_ids(1, 3) + turn], -1)
     whole = model.generate(ids, do_sample=False, **LENGTH)
@@ -224,7 +229,7 @@ def _cache_cropped_and_copied(model: Any, log: Log) -> None:
         prompt, past_key_values=cache, do_sample=False, return_dict_in_generate=True, **LENGTH
     )
     cache = out.past_key_values
-    cache.crop(8)
+    cache.crop(8 - cache.get_seq_length())
     log(out.sequences, cache.get_seq_length())
     ids = torch.cat([out.sequences[:, :8], token_ids(1, 2)], -1)
     log(model.generate(ids, past_key_values=cache, do_sample=False, **LENGTH))
@@ -290,7 +295,6 @@ def _assisted(model: Any, log: Log) -> None:
     log(helper.generate(ids, do_sample=False, assistant_model=model, **LENGTH))
     repeated = torch.cat([ids, ids], -1)
     log(model.generate(repeated, do_sample=False, prompt_lookup_num_tokens=3, **LENGTH))
-    log(model.generate(ids, do_sample=False, assistant_early_exit=1, **LENGTH) if False else None)
     transformers.set_seed(5)
     log(model.generate(ids, do_sample=True, assistant_model=helper, **LENGTH))
 
@@ -301,16 +305,18 @@ def _encoder_outputs_given(model: Any, log: Log) -> None:
     with torch.no_grad():
         encoded = model.get_encoder()(ids)
     log(encoded.last_hidden_state)
-    log(model.generate(encoder_outputs=encoded, do_sample=False, **LENGTH))
-    log(model.generate(encoder_outputs=encoded, do_sample=False, num_beams=2, **LENGTH))
+    for settings in ({}, {"num_beams": 2}):
+        given = copy.copy(encoded)  # which generate repeats for beams
+        log(model.generate(encoder_outputs=given, do_sample=False, **LENGTH, **settings))
     start = torch.tensor([[2, 9, 8], [2, 7, 6]])
     log(model.generate(ids, decoder_input_ids=start, do_sample=False, **LENGTH))
     cache = None
     with torch.no_grad():
         for _ in range(3):
+            new = start if cache is None else start[:, -1:]
             out = model(
-                encoder_outputs=encoded, decoder_input_ids=start if cache is None else start[:, -1:],
-                past_key_values=cache, use_cache=True,
+                encoder_outputs=encoded, decoder_input_ids=new, past_key_values=cache,
+                use_cache=True,
             )  # fmt: skip
             cache = out.past_key_values
             start = torch.cat([start, out.logits[:, -1:].argmax(-1)], -1)
@@ -323,7 +329,8 @@ def _caches_of_encoded(model: Any, log: Log) -> None:
     log(model.generate(ids, do_sample=False, cache_implementation="static", **LENGTH))
     kind = transformers.EncoderDecoderCache
     cache = kind(
-        transformers.DynamicCache(config=model.config), transformers.DynamicCache(config=model.config)
+        transformers.DynamicCache(config=model.config),
+        transformers.DynamicCache(config=model.config),
     )
     log(model.generate(ids, past_key_values=cache, do_sample=False, **LENGTH))
 
