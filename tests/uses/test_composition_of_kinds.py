@@ -81,3 +81,44 @@ def test_language_model(check: Callable[..., None], form: str, way: str) -> None
 def test_layers_of_integers(check: Callable[..., None], name: str, way: str) -> None:
     build, sample, _ = MODELS[name]
     check(build, _used(_way(way), sample), "converted", sample, tolerance=0.1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_taken", [False, True])
+@pytest.mark.parametrize("form", ["llm", "llm_int8", "llm_bfloat16", "int8", "default"])
+def test_assigned_weights(check: Callable[..., None], form: str, is_taken: bool) -> None:
+    """`p.data = values` is the weight, and what was made of the former one keeps its values."""
+    pytest.importorskip("transformers")
+
+    def use(model: Any, log: Log) -> None:
+        layer = model.model.layers[0]
+        for part in (layer.self_attn.q_proj, layer.self_attn.o_proj, layer.mlp.gate_proj):
+            former = part.weight.data if is_taken else part.weight.detach()
+            noted = former * 1
+            part.weight.data = noted * 0.5
+            with torch.no_grad():
+                log(model(token_ids()).logits, model(token_ids()).logits)
+            log(torch.equal(former * 1, noted), part.weight)
+
+    def build() -> Any:
+        return llama().bfloat16() if form == "llm_bfloat16" else llama()
+
+    kind = form.removesuffix("_bfloat16")
+    check(build, use, kind, {"input_ids": token_ids()}, tolerance=FEW_BITS.get(form, 3e-5))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["llm", "llm_int8", "default"])
+def test_optimizers_in_backward(check: Callable[..., None], form: str) -> None:
+    """Each weight is stepped as soon as it has its gradient, before others are used."""
+    pytest.importorskip("transformers")
+
+    def use(model: Any, log: Log) -> None:
+        for p in model.parameters():
+            optimizer = torch.optim.SGD([p], lr=0.01)
+            p.register_post_accumulate_grad_hook(lambda _, own=optimizer: own.step())
+        model(token_ids()).logits.pow(2).mean().backward()
+        with torch.no_grad():
+            log(model(token_ids()).logits, model(token_ids()).logits)
+
+    check(llama, use, form, tolerance=FEW_BITS.get(form, 3e-5))

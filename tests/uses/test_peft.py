@@ -561,7 +561,7 @@ def _adapter_cases() -> Iterator[Any]:
         for turn, (order, form) in enumerate((o, f) for o in ORDERS for f in FORMS):
             if what in ("merged", "merged_once") and (what == "merged_once") != (form in ROUNDED):
                 continue
-            often = number % 7 == turn
+            often = number % 14 == turn
             yield pytest.param(
                 name, what, order, form, id=f"{label}-{order}-{form}",
                 marks=() if often else pytest.mark.slow,
@@ -590,7 +590,7 @@ def test_kind_of_adapter(
 def _use_cases() -> Iterator[Any]:
     for number, name in enumerate(USES):
         for turn, (order, form) in enumerate((o, f) for o in ORDERS for f in FORMS):
-            often = number % 5 == turn % 5
+            often = number % 14 == turn
             yield pytest.param(
                 name, order, form, id=f"{name}-{order}-{form}",
                 marks=() if often else pytest.mark.slow,
@@ -604,9 +604,17 @@ def test_use_of_adapters(check: Callable[..., None], name: str, order: str, form
     check(build, run, form, MODELS["llama"][1], tolerance=_tolerance(form, name))
 
 
+def _base_cases() -> Iterator[Any]:
+    for number, name in enumerate(BASE_USES):
+        for turn, form in enumerate(FORMS):
+            often = number % len(FORMS) == turn
+            yield pytest.param(
+                name, form, id=f"{name}-{form}", marks=() if often else pytest.mark.slow
+            )
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", BASE_USES)
+@pytest.mark.parametrize(("name", "form"), _base_cases())
 def test_base_model(check: Callable[..., None], name: str, form: str) -> None:
     network, run = BASE_USES[name]
     if form.startswith("llm") and network not in ("gpt2", "llama"):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function
 from torch.utils import _pytree as pytree
 
-from .cell import Cell
+from .cell import AliasPlace, Cell
 from .fields import Fields
 from .no_modes import DYNAMO, no_modes
 from .operators import Uses, uses_of
@@ -49,6 +49,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
     cell: Cell
 
     _is_handed_out = False  # to a user, by an operator, and not held by what runs the layer
+    _place: AliasPlace | None = None  # of one that was handed out
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -96,6 +97,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     def is_packed(self) -> bool:
         """Whether the packed form is the weight; packs again first where that is possible."""
+        self._follow()
         cell = self.cell
         are_relatives_packed = cell.relatives is None or self._settle_relatives()
         return (not cell.is_out or self._pack_again()) and are_relatives_packed
@@ -107,6 +109,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     def values(self) -> Tensor:
         """Return the plain values; a write to them is not seen."""
+        self._follow()
         plain = self.cell.plain
         if plain is None or not self.cell.is_out:
             self._sync_relatives()
@@ -126,7 +129,13 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         with torch.inference_mode(False), torch.no_grad(), no_modes():
             return self.restore().detach()  # a view would hold what it is a view of
 
+    def _follow(self) -> None:
+        """Look at the values that this one was left with, where the weight was assigned to."""
+        if self._place is not None and self._place.cell is not None:
+            self.cell, self._place.cell = self._place.cell, None
+
     def _taken_out(self) -> Tensor:
+        self._follow()
         cell = self.cell
         if not cell.is_out:
             self._sync_relatives()
@@ -185,6 +194,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     def share(self: _Self) -> _Self:
         """Return another tensor object over the same weight."""
+        self._follow()
         result = PackedTensor._wrap(type(self), self.shape, self.dtype, self.device, self.cell)
         for name in self._shared_fields:
             setattr(result, name, getattr(self, name))
@@ -196,7 +206,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     def _own_names(self) -> tuple[str, ...]:
         """The attributes that are the weight's, and not a user's."""
-        return ("cell", "_is_param", "_is_handed_out", *self._shared_fields)
+        return ("cell", "_is_param", "_is_handed_out", "_place", *self._shared_fields)
 
     def fields(self) -> dict[str, Any]:
         """What another tensor over the same weight has too, besides the cell."""
@@ -252,13 +262,13 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     def _let_aliases_go(self) -> None:
         """Give tensors that users hold over this weight its values of now, for good."""
-        cell = self.cell
-        held = [a for a in [*cell.aliases.values()] if a is not self and a.cell is cell]
+        held = [place for place in [*self.cell.aliases] if place is not self._place]
         if held:
             apart = Cell(self.values())
             apart.is_pinned = True
-            for alias in held:
-                alias.cell = apart
+            for place in held:
+                place.cell = apart
+                self.cell.aliases.discard(place)
 
     def _take_over(self, other: PackedTensor) -> None:
         """Let `other`, whose values are out, be what writes to this weight's packed form."""
@@ -383,7 +393,8 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         if func in _ALIASES and isinstance(args[0], PackedTensor):
             alias = args[0].share()
             alias._is_handed_out = True
-            alias.cell.aliases[id(alias)] = alias
+            alias._place = AliasPlace()
+            alias.cell.aliases.add(alias._place)
             return alias
         if func is _aten.clone.default and cls.copy is not PackedTensor.copy:
             return args[0].copy()  # of codes, which are more than the values
