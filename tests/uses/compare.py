@@ -8,6 +8,7 @@ Values are copied when they are logged.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import traceback
 from collections.abc import Callable, Mapping
@@ -33,6 +34,12 @@ TOLERANCE = {
 }
 """The largest difference allowed, relative to the largest value of the stock answer."""
 
+WEIGHTS = {
+    "int8": oxytorch.quantization.Int8Weight,
+    "int4": functools.partial(oxytorch.quantization.Int4Weight, group_size=None),
+}
+"""Configurations of weights that `quantize_` rounds."""
+
 _REMEDY = re.compile(
     r"\b(undo|call|use|pass|give|set|clone|copy|convert|load|make|write|first|instead|without)\b",
     re.IGNORECASE,
@@ -44,11 +51,19 @@ def optimized(model: nn.Module, form: str, sample: Any = None) -> Any:
     """Return the optimized copy of a model in one of the forms in which users ask for it.
 
     form: "default", "sample" (with sample_input), "program", "join", "all" (every pass),
-        "bfloat16", or "int8" (`quantize_`).
+        "bfloat16", "converted" (`quantize`), "llm" (`llm.optimize` in the model's own dtype),
+        "int8" and "int4" (`quantize_` of all but PEFT's adapters), "llm_int8" and "llm_int4"
+        (`llm.optimize` after that).
     """
-    if form == "int8":
-        oxytorch.quantize_(model, oxytorch.quantization.Int8Weight())
+    if form.endswith(("int8", "int4")):
+        oxytorch.quantize_(model, WEIGHTS[form[-4:]](), filter=_is_no_adapter)
+    if form.startswith("llm"):
+        return oxytorch.llm.optimize(model, dtype=None)
+    if form in WEIGHTS:
         return model
+    if form == "converted":
+        settings = oxytorch.quantization.Int8StaticActivationInt8Weight(only_faster=False)
+        return oxytorch.quantize(model, [sample], settings)
     if form == "default":
         return oxytorch.optimize(model)
     if form == "sample":
@@ -57,6 +72,17 @@ def optimized(model: nn.Module, form: str, sample: Any = None) -> Any:
         return oxytorch.optimize(model, sample_input=sample, dtype=torch.bfloat16)
     passes = [p for p in PASSES if p != "program"] if form == "all" else [*DEFAULT, form]
     return oxytorch.optimize(model, sample_input=sample, passes=passes)
+
+
+def rounded(model: nn.Module, form: str) -> Any:
+    """Return the plain model with the values that a form's weights are rounded to."""
+    is_rounded = form.endswith(("int8", "int4"))
+    return oxytorch.undo(optimized(model, form)) if is_rounded else model
+
+
+def _is_no_adapter(path: str, module: nn.Module) -> bool:
+    """As with `filter=None`, the head of a language model stays plain."""
+    return not any(part in path for part in ("lora_", "ia3_", "lm_head", "modules_to_save"))
 
 
 class Log:
@@ -142,7 +168,7 @@ def compare(
     tolerance: allowed where it is larger than that for the dtype of the answer.
     """
     stock, ours = Log(), Log()
-    _run(lambda: _built(build), use, stock)
+    _run(lambda: rounded(_built(build), form), use, stock)
     given = sample() if callable(sample) else sample
     _run(lambda: optimized(_built(build), form, given), use, ours)
     return judge(stock, ours, tolerance)

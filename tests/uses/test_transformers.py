@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from tiny import tiny
-
 from .compare import Log
 from .registers import into_of
+from .transformers_models import MODELS, loss_of, see, token_ids, train
 
 transformers = pytest.importorskip("transformers")
 
@@ -23,105 +22,10 @@ Idiom = Callable[[Any, dict[str, torch.Tensor], Log], None]
 IDIOMS: dict[str, tuple[str, Idiom]] = {}
 
 
-def _ids(rows: int = 2, columns: int = 7) -> torch.Tensor:
-    return torch.randint(5, 90, (rows, columns), generator=torch.Generator().manual_seed(3))
-
-
-_SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-}
-_TEXT = {"vocab_size": 99, "max_position_embeddings": 64}
-_LABELS = {"num_labels": 3}
-
-
-def bert() -> Any:
-    return tiny("BertForSequenceClassification", **_SIZES, **_TEXT, **_LABELS)
-
-
-def gpt2() -> Any:
-    return tiny(
-        "GPT2LMHeadModel", vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=64,
-        eos_token_id=1, bos_token_id=2,
-    )  # fmt: skip
-
-
-def llama() -> Any:
-    return tiny(
-        "LlamaForCausalLM", **_SIZES, **_TEXT, num_key_value_heads=2, tie_word_embeddings=False,
-        eos_token_id=1, bos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
-
-
-def t5() -> Any:
-    return tiny(
-        "T5ForConditionalGeneration", vocab_size=99, d_model=32, d_kv=8, d_ff=48, num_layers=2,
-        num_heads=4, decoder_start_token_id=0, eos_token_id=1, pad_token_id=0,
-    )  # fmt: skip
-
-
-def vit() -> Any:
-    return tiny("ViTForImageClassification", **_SIZES, **_LABELS, image_size=16, patch_size=4)
-
-
-def resnet() -> Any:
-    model = tiny(
-        "ResNetForImageClassification", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1],
-        layer_type="basic", **_LABELS,
-    )  # fmt: skip
-    with torch.no_grad():
-        for m in model.modules():
-            if isinstance(m, nn.BatchNorm2d):
-                m.running_mean.normal_(0, 0.3)
-                m.running_var.uniform_(0.5, 2)
-    return model
-
-
-def _image() -> torch.Tensor:
-    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(3))
-
-
-def _text() -> dict[str, torch.Tensor]:
-    mask = torch.ones(2, 7, dtype=torch.long)
-    mask[1, 4:] = 0
-    return {"input_ids": _ids(), "attention_mask": mask}
-
-
-MODELS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, torch.Tensor]]]] = {
-    "bert": (bert, _text),
-    "gpt2": (gpt2, _text),
-    "llama": (llama, _text),
-    "t5": (t5, lambda: {**_text(), "decoder_input_ids": _ids(2, 4)}),
-    "vit": (vit, lambda: {"pixel_values": _image()}),
-    "resnet": (resnet, lambda: {"pixel_values": _image()}),
-}
 EVERY = (*MODELS,)
 
 idiom = into_of(IDIOMS)
 """Registers something that users do with these models, whose names it is given."""
-
-
-def _see(model: Any, inputs: dict[str, Any], log: Log) -> None:
-    with torch.no_grad():
-        result = model(**inputs)
-        log(type(result), result.logits, model(**inputs).logits)
-
-
-def _loss(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    return model(**inputs).logits.float().pow(2).mean()
-
-
-def _train(model: Any, inputs: dict[str, torch.Tensor], log: Log, steps: int = 2) -> None:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-2)
-    for _ in range(steps):
-        loss = _loss(model, inputs)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        log(loss)
 
 
 @idiom(*EVERY)
@@ -143,16 +47,16 @@ def _attentions(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
         result = model(**inputs, output_attentions=True)
         log(getattr(result, "attentions", getattr(result, "encoder_attentions", None)))
     model.set_attn_implementation("sdpa")
-    _see(model, inputs, log)
+    see(model, inputs, log)
 
 
 @idiom(*EVERY)
 def _training_mode_and_back(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
     model.train()
     torch.manual_seed(4)
-    _train(model, inputs, log)
+    train(model, inputs, log)
     model.eval()
-    _see(model, inputs, log)
+    see(model, inputs, log)
 
 
 @idiom("bert", "vit", "resnet")
@@ -165,7 +69,7 @@ def _labels(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
 @idiom("gpt2", "llama", "t5")
 def _language_labels(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
     given = {k: v for k, v in inputs.items() if "decoder" not in k}
-    labels = _ids(2, 4) if "decoder_input_ids" in inputs else inputs["input_ids"]
+    labels = token_ids(2, 4) if "decoder_input_ids" in inputs else inputs["input_ids"]
     result = model(**given, labels=labels)
     result.loss.backward()
     log(result.loss, [p.grad for p in model.parameters()])
@@ -176,9 +80,9 @@ def _saved_and_loaded(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> 
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         other = type(model).from_pretrained(folder).eval()
-    _see(other, inputs, log)
+    see(other, inputs, log)
     log(dict(other.state_dict().items()))
-    _see(model, inputs, log)
+    see(model, inputs, log)
 
 
 @idiom("gpt2", "llama", "t5")
@@ -226,16 +130,16 @@ def _vocabulary_resized(model: Any, inputs: dict[str, torch.Tensor], log: Log) -
         model.get_input_embeddings().weight[99:].fill_(0.1)
         if head is not None:
             head.weight[99:].fill_(0.1)
-    _see(model, inputs, log)
+    see(model, inputs, log)
 
 
 @idiom("gpt2", "llama", "t5")
 def _head_exchanged(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
     torch.manual_seed(5)
     model.set_output_embeddings(nn.Linear(32, 99, bias=False))
-    _see(model, inputs, log)
+    see(model, inputs, log)
     model.tie_weights()
-    _see(model, inputs, log)
+    see(model, inputs, log)
 
 
 @idiom("bert", "vit", "resnet")
@@ -249,9 +153,9 @@ def _classifier_exchanged(model: Any, inputs: dict[str, torch.Tensor], log: Log)
     model.num_labels = model.config.num_labels = 7
     for p in model.base_model.parameters():
         p.requires_grad_(False)
-    _see(model, inputs, log)
-    _train(model, inputs, log)
-    _see(model, inputs, log)
+    see(model, inputs, log)
+    train(model, inputs, log)
+    see(model, inputs, log)
 
 
 @idiom("bert", "vit", "llama", "gpt2")
@@ -259,11 +163,11 @@ def _gradient_checkpointing(model: Any, inputs: dict[str, torch.Tensor], log: Lo
     model.gradient_checkpointing_enable()
     model.train()
     torch.manual_seed(4)
-    _loss(model, inputs).backward()
+    loss_of(model, inputs).backward()
     log([p.grad for p in model.parameters()])
     model.eval()
     model.gradient_checkpointing_disable()
-    _see(model, inputs, log)
+    see(model, inputs, log)
 
 
 @idiom(*EVERY)
@@ -273,7 +177,7 @@ def _asked_for(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
     log(model.base_model_prefix, type(model.base_model).__name__, sorted(model.state_dict()))
     log(
         [n for n, _ in model.named_parameters()],
-        model.floating_point_ops({**inputs, "input_ids": _ids()}),
+        model.floating_point_ops({**inputs, "input_ids": token_ids()}),
     )
 
 
@@ -285,7 +189,7 @@ def _configuration_changed(model: Any, inputs: dict[str, torch.Tensor], log: Log
     model.config.output_hidden_states = False
     if hasattr(model, "model"):
         model.model.norm.variance_epsilon = 0.5
-        _see(model, inputs, log)
+        see(model, inputs, log)
 
 
 @idiom("llama")
@@ -366,19 +270,19 @@ def _with_lora(model: Any) -> list[Lora]:
 def _lora(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
     layers = _with_lora(model.eval())
     log(len(layers))
-    _see(model, inputs, log)
-    _train(model, inputs, log)
-    _see(model, inputs, log)
+    see(model, inputs, log)
+    train(model, inputs, log)
+    see(model, inputs, log)
     for layer in layers:
         layer.disabled = True
-    _see(model, inputs, log)
+    see(model, inputs, log)
     for layer in layers:
         layer.disabled = False
         layer.merge(1)
-    _see(model, inputs, log)
+    see(model, inputs, log)
     for layer in layers:
         layer.merge(-1)
-    _see(model, inputs, log)
+    see(model, inputs, log)
 
 
 @idiom("bert", "llama")
@@ -388,7 +292,7 @@ def _lora_unloaded(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> Non
     for name, module in [*model.named_modules()]:
         if isinstance(module, Lora):
             model.set_submodule(name, module.base_layer)
-    _see(model, inputs, log)
+    see(model, inputs, log)
 
 
 @idiom("bert", "llama")
@@ -399,8 +303,8 @@ def _scaled_activations(model: Any, inputs: dict[str, torch.Tensor], log: Log) -
         vector = nn.Parameter(torch.full((module.weight.shape[0],), 0.7))
         vectors.append(vector)
         module.register_forward_hook(lambda m, a, out, v=vector: out * v)
-    _see(model, inputs, log)
-    _loss(model, inputs).backward()
+    see(model, inputs, log)
+    loss_of(model, inputs).backward()
     log([v.grad for v in vectors])
 
 
@@ -412,9 +316,9 @@ def _steering(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
     def add(m: nn.Module, args: Any, out: Any) -> Any:
         return (out[0] + 0.5, *out[1:]) if isinstance(out, tuple) else out + 0.5
 
-    _see(model, inputs, log)
+    see(model, inputs, log)
     handle = layers[0].register_forward_hook(add)
-    _see(model, inputs, log)
+    see(model, inputs, log)
     log(
         model.generate(
             inputs["input_ids"][:1],
@@ -425,7 +329,7 @@ def _steering(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
         )
     )
     handle.remove()
-    _see(model, inputs, log)
+    see(model, inputs, log)
 
 
 @idiom("llama", "bert")
@@ -435,7 +339,7 @@ def _layers_dropped(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> No
         model.config.num_hidden_layers = 1
     else:
         model.bert.encoder.layer = model.bert.encoder.layer[:1]
-    _see(model, inputs, log)
+    see(model, inputs, log)
 
 
 @idiom("llama", "bert", "vit", "resnet")
@@ -445,14 +349,14 @@ def _cast_and_moved(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> No
     with torch.no_grad():
         log(model(**given).logits, model.dtype)
     model = model.to(torch.float32).to("cpu")
-    _see(model, inputs, log)
+    see(model, inputs, log)
 
 
 @idiom("bert", "vit")
 def _autocast(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         log(model(**inputs).logits)
-    _see(model, inputs, log)
+    see(model, inputs, log)
 
 
 @idiom("bert", "gpt2", "vit")
@@ -463,14 +367,14 @@ def _trainer_step(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None
     model.train()
     for step in range(3):
         torch.manual_seed(step)
-        loss = _loss(model, inputs)
+        loss = loss_of(model, inputs)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         model.zero_grad()
         log(loss, norm)
-    _see(model.eval(), inputs, log)
+    see(model.eval(), inputs, log)
 
 
 @idiom("bert")
@@ -493,15 +397,15 @@ def _copied_layers(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> Non
         student.model.layers = nn.ModuleList([copy.deepcopy(model.model.layers[1])])
     else:
         student.bert.encoder.layer = nn.ModuleList([copy.deepcopy(model.bert.encoder.layer[1])])
-    _see(student, inputs, log)
-    _train(student, inputs, log)
-    _see(student, inputs, log)
-    _see(model, inputs, log)
+    see(student, inputs, log)
+    train(student, inputs, log)
+    see(student, inputs, log)
+    see(model, inputs, log)
 
 
 @idiom("gpt2", "llama")
 def _perplexity(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
-    ids = _ids(1, 40)
+    ids = token_ids(1, 40)
     total = 0.0
     with torch.no_grad():
         for begin in range(0, 30, 10):
@@ -526,7 +430,7 @@ def test_transformers_idiom(check: Callable[..., None], name: str, form: str) ->
     build, inputs = MODELS[network]
 
     def use(model: Any, log: Log) -> None:
-        _see(model, inputs(), log)
+        see(model, inputs(), log)
         function(model, inputs(), log)
 
     check(build, use, form, inputs, tolerance=3e-5)

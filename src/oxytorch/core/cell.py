@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from .packed import PackedTensor
+
+
+class AliasPlace:
+    """Where a tensor that was handed out is told of the cell that it has from now on.
+
+    Not a weak reference to the tensor: torch swaps no tensors that have one.
+    """
+
+    __slots__ = ("__weakref__", "cell")
+
+    def __init__(self) -> None:
+        self.cell: Cell | None = None
 
 
 class Cell:
@@ -22,9 +35,11 @@ class Cell:
     clock: a tensor whose version counts the writes and the times that `is_out` changed.
     relatives: weights that are out, of all whose packed forms share memory with this one; None
         where there are no such weights.
+    aliases: the places of tensors that operators handed out to users (`detach()`).
     """
 
     __slots__ = (
+        "aliases",
         "clock",
         "is_out",
         "is_pinned",
@@ -42,6 +57,7 @@ class Cell:
         self.keeps_plain = False
         self.stored: Any = None
         self.relatives: list[PackedTensor] | None = None
+        self.aliases: WeakSet[AliasPlace] = WeakSet()
         self.lock = threading.RLock()
         self.clock = _new_clock()
 

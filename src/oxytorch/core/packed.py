@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function
 from torch.utils import _pytree as pytree
 
-from .cell import Cell
+from .cell import AliasPlace, Cell
 from .fields import Fields
 from .no_modes import DYNAMO, no_modes
 from .operators import Uses, uses_of
@@ -49,11 +49,15 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
     cell: Cell
 
     _is_handed_out = False  # to a user, by an operator, and not held by what runs the layer
+    _place: AliasPlace | None = None  # of one that was handed out
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     _shared_fields: ClassVar[tuple[str, ...]] = ()
     """Attributes of the tensor object that another one over the same weight has too."""
+
+    _packs_in_place: ClassVar[bool] = True
+    """Whether `repack` writes to memory that these attributes hold, and not the cell."""
 
     @staticmethod
     def _wrap(
@@ -93,6 +97,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     def is_packed(self) -> bool:
         """Whether the packed form is the weight; packs again first where that is possible."""
+        self._follow()
         cell = self.cell
         are_relatives_packed = cell.relatives is None or self._settle_relatives()
         return (not cell.is_out or self._pack_again()) and are_relatives_packed
@@ -104,6 +109,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     def values(self) -> Tensor:
         """Return the plain values; a write to them is not seen."""
+        self._follow()
         plain = self.cell.plain
         if plain is None or not self.cell.is_out:
             self._sync_relatives()
@@ -123,7 +129,13 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         with torch.inference_mode(False), torch.no_grad(), no_modes():
             return self.restore().detach()  # a view would hold what it is a view of
 
+    def _follow(self) -> None:
+        """Look at the values that this one was left with, where the weight was assigned to."""
+        if self._place is not None and self._place.cell is not None:
+            self.cell, self._place.cell = self._place.cell, None
+
     def _taken_out(self) -> Tensor:
+        self._follow()
         cell = self.cell
         if not cell.is_out:
             self._sync_relatives()
@@ -167,7 +179,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
     def _sync_relatives(self) -> None:
         """Bring the values of relatives to the memory; they stay out for the calls after this."""
         for other in list(self.cell.relatives or ()):
-            if other.cell is not self.cell:
+            if other.cell is not self.cell and other.why_not_packed() is None:
                 other.sync()
 
     def _settle_relatives(self) -> bool:
@@ -175,12 +187,14 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         are_packed = True
         for other in list(self.cell.relatives or ()):  # packing again takes it from the list
             if other.cell is not self.cell and not other._pack_again():
-                other.sync()
+                if other.why_not_packed() is None:
+                    other.sync()
                 are_packed = False
         return are_packed
 
     def share(self: _Self) -> _Self:
         """Return another tensor object over the same weight."""
+        self._follow()
         result = PackedTensor._wrap(type(self), self.shape, self.dtype, self.device, self.cell)
         for name in self._shared_fields:
             setattr(result, name, getattr(self, name))
@@ -192,7 +206,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     def _own_names(self) -> tuple[str, ...]:
         """The attributes that are the weight's, and not a user's."""
-        return ("cell", "_is_param", "_is_handed_out", *self._shared_fields)
+        return ("cell", "_is_param", "_is_handed_out", "_place", *self._shared_fields)
 
     def fields(self) -> dict[str, Any]:
         """What another tensor over the same weight has too, besides the cell."""
@@ -233,6 +247,9 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
     @data.setter
     def data(self: _Self, values: Tensor) -> None:
         other = values if isinstance(values, PackedTensor) else self._around(values)
+        if self._packs_in_place and type(other) is type(self) and other is not values:
+            self._let_aliases_go()
+            self._take_over(other)
         if type(other) is not type(self):
             self.__class__ = type(other)  # type: ignore[assignment]
         with torch.inference_mode(False), no_modes():  # which would make `like` one of its own
@@ -242,6 +259,30 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
             setattr(self, name, getattr(other, name))
         cell, self.cell = self.cell, other.cell
         cell.tick()  # what watches the cell that was replaced has to look again
+
+    def _let_aliases_go(self) -> None:
+        """Give tensors that users hold over this weight its values of now, for good."""
+        held = [place for place in [*self.cell.aliases] if place is not self._place]
+        if held:
+            apart = Cell(self.values())
+            apart.is_pinned = True
+            for place in held:
+                place.cell = apart
+                self.cell.aliases.discard(place)
+
+    def _take_over(self, other: PackedTensor) -> None:
+        """Let `other`, whose values are out, be what writes to this weight's packed form."""
+        cell, new = self.cell, other.cell
+        if other.shape == self.shape and other.dtype == self.dtype:
+            # What else reads the packed form, such as a product, shares this cell.
+            with cell.lock:
+                cell.plain, cell.is_out, cell.is_pinned = new.plain, True, False
+            other.cell = cell
+        else:
+            cell.plain, cell.is_out, new.relatives = None, False, cell.relatives
+        if cell.relatives is not None:
+            cell.relatives[:] = [each for each in cell.relatives if each.cell is not cell]
+            cell.relatives.append(other)
 
     def numpy(self, *, force: bool = False) -> Any:
         if self.requires_grad and torch.is_grad_enabled() and not force:
@@ -352,6 +393,8 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         if func in _ALIASES and isinstance(args[0], PackedTensor):
             alias = args[0].share()
             alias._is_handed_out = True
+            alias._place = AliasPlace()
+            alias.cell.aliases.add(alias._place)
             return alias
         if func is _aten.clone.default and cls.copy is not PackedTensor.copy:
             return args[0].copy()  # of codes, which are more than the values

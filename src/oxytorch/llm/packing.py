@@ -166,7 +166,10 @@ class Packer(Products):
         already = "forward" in module.__dict__
         before = module._parameters[name]
         assert before is not None
-        own = nn.Parameter(tensor.detach(), before.requires_grad)
+        # Not `detach()` of a plain one: parts of a joined weight count their writes apart, so that
+        # autograd does not take a write to one for a write to all.
+        values = tensor.data if type(tensor) is Tensor else tensor.detach()
+        own = nn.Parameter(values, before.requires_grad)
         self._replace(module, name, own)
         self._made.add(own)
         if isinstance(tensor, PackedTensor) or is_part(tensor):
