@@ -3,8 +3,8 @@
     python benchmarks/new_sizes.py [bert|gpt2|resnet50|mobilenet_v2] [--dtype bfloat16] [--calls N]
 
 A model is optimized and called with small sizes until its program serves new ones without a
-recording. Then sizes that are new come in a series; each is called once, and then N more times. For
-each series a fresh process. A line has milliseconds of the first call, the median of the later ones,
+recording. Then sizes that are new come in a series, each series in a process of its own; each is
+called once, and then N more times. A line has milliseconds of the first call, the median of the later ones,
 their ratio, and the page faults of both.
 """
 
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--series", choices=tuple(TEXTS), help="one alone, in this process")
     parser.add_argument("--calls", type=int, default=7, help="later calls (default: 7)")
-    parser.add_argument("--ready", type=int, default=0, metavar="MB", help="touch and free so much")
+    parser.add_argument("--ready", type=int, default=0, metavar="MB", help="memory to have ready")
     arguments = parser.parse_args()
     for name in arguments.models:
         if arguments.series:

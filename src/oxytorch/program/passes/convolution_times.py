@@ -241,7 +241,7 @@ def is_faster(
         kernels of ours share.
     swept: whether an activation follows, which our operators compute in their sweep, and others do
         not.
-    padded: whether zeros are added before, which our operators do in their sweep, and others do not.
+    padded: whether zeros are added before, which our operators do in their sweep, others not.
     """
     if not measure.TIMED:
         ways = Ways(layer)
