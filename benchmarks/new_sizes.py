@@ -4,8 +4,8 @@
 
 A model is optimized and called with small sizes until its program serves new ones without a
 recording. Then sizes that are new come in a series, each series in a process of its own; each is
-called once, and then N more times. A line has milliseconds of the first call, the median of the later ones,
-their ratio, and the page faults of both.
+called once, and then N more times. A line has milliseconds of the first call, the median of the
+later ones, their ratio, and the page faults of both.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def measured(name: str, series: str, dtype: torch.dtype, calls: int, ready: int)
             _ready_memory(ready)
         first, faults = _timed(model, given)
         later = [_timed(model, given) for _ in range(calls)]
-        median = statistics.median(ms for ms, _ in later)
+        median, usual = map(statistics.median, zip(*later, strict=True))
         print(
             f"{name} {series} {'x'.join(map(str, size))}: first {first:.2f}, later {median:.2f} "
-            f"({first / median:.2f}); faults {faults}, {statistics.median(n for _, n in later):.0f}",
+            f"({first / median:.2f}); faults {faults}, {usual:.0f}",
             flush=True,
         )
     print("\n".join(f"  {line}" for line in oxytorch.explain(model).calls), flush=True)
