@@ -67,9 +67,9 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
 
 
 def _special(dtype: torch.dtype, calls: list[tuple[str, list[float]]]) -> Iterator[Sample]:
-    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -1e-6, -30, -100]).to(dtype)
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -1e-6, -30, -100])
     for name, numbers in calls:
-        yield Sample(f"special-{name}-{numbers[0]}", (x, name, numbers))
+        yield Sample(f"special-{name}-{numbers[0]}", (x.repeat(40).to(dtype), name, numbers))
 
 
 def cost(x: Tensor, **rest: object) -> Cost:
