@@ -222,6 +222,22 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: ops.gelu_mul(ones(3, 4), ones(3, 4), "fast"),
     ),
     (
+        "activation: expected x of dtype float32, bfloat16 or float16 (or float64), got int64",
+        lambda: ops.activation(whole(3), "clamp", [0.0, 1.0]),
+    ),
+    (
+        "activation: expected name one of 'leaky_relu', 'clamp', 'elu', 'power', got 'relu'",
+        lambda: ops.activation(ones(3), "relu", []),
+    ),
+    (
+        "activation: expected numbers 2 for 'clamp', got 1",
+        lambda: ops.activation(ones(3), "clamp", [0.0]),
+    ),
+    (
+        "activation: expected numbers a whole exponent from 2 to 8, got 2.500000",
+        lambda: ops.activation(ones(3), "power", [2.5]),
+    ),
+    (
         "softmax: expected mask that broadcasts to shape [3, 4], got [2, 4]",
         lambda: ops.softmax(ones(3, 4), 1.0, ones(2, 4)),
     ),

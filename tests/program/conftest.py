@@ -42,7 +42,7 @@ def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             return wins.get(name, pays)
 
         def is_faster_convolution(
-            name: str, layer: Any, way: str, than: str, swept: bool = False, gain: float = 1
+            name: str, layer: Any, way: str, than: str, *more: bool, gain: float = 1
         ) -> bool:
             ways = convolution_times.Ways(layer)
             for each in (way, than):

@@ -215,7 +215,9 @@ def test_activations_that_only_ours_sweep_count(
     """What oneDNN leaves to a step of its own is a part of its time; a sum is not."""
     found: list[bool] = []
 
-    def is_faster(name: str, layer: Any, way: str, than: str, swept: bool, gain: float = 1) -> bool:
+    def is_faster(
+        name: str, layer: Any, way: str, than: str, swept: bool, padded: bool, gain: float = 1
+    ) -> bool:
         found.append(swept)
         return True
 
@@ -277,6 +279,25 @@ def test_torchs_operators_count_as_ending_the_parallel_region(
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         assert IS_FASTER("any", layer, "own", "plain") == wins
         assert not IS_FASTER("any", layer, "packed", "plain")
+
+
+@pytest.mark.parametrize("zeros", [(0, 1, 0, 1), (1, 0, 1, 0)])
+def test_zeros_that_only_ours_add_count(
+    zeros: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, seen: Seen
+) -> None:
+    """oneDNN adds as many before as behind; other zeros are a step of their own, whose result is as
+    large as all that the layer takes."""
+    monkeypatch.setattr(measure, "TIMED", True)
+    monkeypatch.setattr(own_convolutions, "is_faster", IS_FASTER)
+    times = {"plain": 4e-5, "packed": 4e-5, "own": 5e-5}
+    monkeypatch.setattr(convolution_times, "times_of", lambda layer: times)
+    monkeypatch.setattr(convolution_times, "LEAVING", 0.0)
+    monkeypatch.setattr(convolution_times, "_seconds_of_zeros", lambda layer: 2e-5)
+    for pad, is_own in ((zeros, True), ((1, 1, 1, 1), False)):
+        layers = [nn.Conv2d(32, 32, 1), nn.ZeroPad2d(pad), nn.Conv2d(32, 32, 3, 2, groups=32)]
+        model = nn.Sequential(*layers).eval()
+        _check(model, torch.float32, seen, (2, 32, 8, 8))
+        assert ("oxytorch::depthwise_convolution" in seen.text) == is_own
 
 
 def test_writes_are_followed(seen: Seen) -> None:

@@ -1,4 +1,4 @@
-"""The operators that follow layers: six layers, nineteen functions, each way into a program."""
+"""The operators that follow layers: six layers, all functions, each way in."""
 
 from __future__ import annotations
 
@@ -51,15 +51,20 @@ IN_PLACE: dict[str, Function] = {
 }
 """Computed in the memory of the layer's result; ReLU in the sweep of our own layers."""
 AFTER: dict[str, tuple[Function, list[str]]] = {
-    "leaky_relu": (lambda y: F.leaky_relu(y, 0.1), ["_prelu_kernel"]),
     "square": (torch.square, ["mul.Tensor"]),  # `square_` where torch leaves that operator
-    "hardtanh": (F.hardtanh, ["maximum", "minimum"]),
-    "clamp": (lambda y: torch.clamp(y, -0.3, 0.4), ["maximum", "minimum"]),
-    "pow": (lambda y: y.pow(3.0), ["mul.Tensor", "mul.Tensor"]),
-    "elu": (F.elu, ["gt.Tensor", "mul.Tensor", "expm1", "mul.Tensor", "where.self"]),
 }
-"""Operators of torch, which take numbers that a program cannot pass, by other ones."""
-FUNCTIONS = SWEPT | IN_PLACE | {name: function for name, (function, _) in AFTER.items()}
+"""One operator of torch."""
+WITH_NUMBERS: dict[str, Function] = {
+    "leaky_relu": lambda y: F.leaky_relu(y, 0.1),
+    "hardtanh": F.hardtanh,
+    "clamp": lambda y: torch.clamp(y, -0.3, 0.4),
+    "pow": lambda y: y.pow(3.0),
+    "elu": F.elu,
+}
+"""Our operator; torch's take numbers that a program cannot pass."""
+FUNCTIONS = (
+    SWEPT | IN_PLACE | WITH_NUMBERS | {name: function for name, (function, _) in AFTER.items()}
+)
 CELLS = [*itertools.product(LAYERS, FUNCTIONS)]
 WAYS = ("torch.compile", "export", "recording", "TorchScript")
 _COPIES = ("contiguous", "unsqueeze", "squeeze.dim", "select.int", "view", "reshape")
@@ -90,6 +95,8 @@ def _assert_joined(layer: str, function: str, text: str) -> None:
     found = _after_layer(text)
     if function in SWEPT:
         assert found == [], text
+    elif function in WITH_NUMBERS:
+        assert found == [] and text.count(" oxytorch::activation ") == 1, text
     elif function in AFTER:
         assert found in (AFTER[function][1], [f"{function}_"]), text
     elif function != "relu" or found:
@@ -123,6 +130,25 @@ def test_what_follows_is_joined_in_recordings(layer: str, function: str) -> None
     _same(optimized(x), model(x))
     (program,) = optimized.forward.programs()
     _assert_joined(layer, function, str(program))
+
+
+@pytest.mark.parametrize("function", WITH_NUMBERS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_numbers_are_passed_in_bfloat16(layer: str, function: str) -> None:
+    model, x = _made(layer, function)
+    model, x = model.bfloat16(), x.bfloat16()
+    program = oxytorch.optimize(torch.export.export(model, (x,)))
+    torch.testing.assert_close(program(x), model(x), rtol=0.02, atol=0.02)
+    _assert_joined(layer, function, program.program.text)
+
+
+@pytest.mark.parametrize("function", WITH_NUMBERS)
+def test_numbers_are_passed_in_float64(function: str) -> None:
+    model, x = _made("linear", function)
+    model, x = model.double(), x.double()
+    optimized = oxytorch.optimize(model, sample_input=x, passes=["program"])
+    torch.testing.assert_close(optimized(x), model(x))
+    assert "oxytorch::activation" not in str(optimized.forward.programs()[0])
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

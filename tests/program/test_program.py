@@ -170,3 +170,12 @@ def test_many_threads_run_one_program() -> None:
             assert sizes == [9 + number] and all(map(torch.equal, tensors, wanted))
 
     assert not errors_in_threads(run, range(4))
+
+
+@pytest.mark.parametrize("arguments", ["%0 1.0", "%0 1.0 none none"])
+def test_steps_of_ours_with_other_arguments_say_to_save_again(arguments: str) -> None:
+    from oxytorch.program.check import check
+
+    text = f"inputs 1 0 0\n%1 = oxytorch::softmax {arguments}\noutputs %1"
+    with pytest.raises(ValueError, match="another version of oxytorch saved the file, save it aga"):
+        check(text)

@@ -41,6 +41,11 @@ std::byte* map(std::size_t size) {
   return static_cast<std::byte*>(map_huge(size, PROT_READ | PROT_WRITE));
 }
 
+// Moves pages to other addresses, which have none; returns whether the system does it.
+bool move(std::byte* from, std::size_t size, std::byte* to) {
+  return mremap(from, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to;
+}
+
 // The whole pages in these bytes go back to the system; they are zeros when they are used again.
 void release(std::byte* begin, std::byte* end) {
   const auto first = round_up(reinterpret_cast<std::uintptr_t>(begin), kLeast);
@@ -153,13 +158,7 @@ std::size_t Arena::taken_for(std::size_t bytes) {
 
 bool Arena::reserve(std::size_t total) {
   const std::lock_guard lock(mutex_);
-  if (chunks_.empty() || chunks_[0].size < total) {
-    for (const Range& chunk : chunks_) munmap(chunk.begin, chunk.size);
-    chunks_.clear();
-    free_.clear();
-    touched_ = 0;
-    if (!grow(total)) return false;
-  }
+  if ((chunks_.empty() || chunks_[0].size < total) && !join_chunks(total)) return false;
   reserved_ = total;
   return true;
 }
@@ -302,25 +301,36 @@ bool Arena::end_call() {
   const auto needed = static_cast<std::size_t>(needed_);
   touched_ = std::max(touched_, needed);
   lately_ = std::max(lately_, needed);
-  if (chunks_.size() > 1) join_chunks();
+  if (chunks_.size() > 1) join_chunks(0);
   if (++calls_ == kCallsPerLook) shrink();
   return true;
 }
 
-// One chunk as large as all. The next call waits for its pages, no further one does.
-void Arena::join_chunks() {
-  std::size_t size = 0;
+// One chunk as large as all, and as `least`. What lay in them lies there one behind the other:
+// pages that calls have waited for are moved. Nobody may hold a block.
+bool Arena::join_chunks(std::size_t least) {
+  std::size_t size = chunks_.empty() ? kFirstChunk : 0;
+  for (const Range& chunk : chunks_) size += chunk.size;
+  if (size < least) size = round_up(std::max(least, 2 * size), kHugePage);
+  std::byte* begin = map(size);
+  if (!begin) begin = map(size = round_up(least, kHugePage));
+  bool moves = begin != nullptr;
+  std::size_t moved = 0;
   for (const Range& chunk : chunks_) {
-    size += chunk.size;
-    munmap(chunk.begin, chunk.size);
+    moves = moves && moved + chunk.size <= size && move(chunk.begin, chunk.size, begin + moved);
+    if (moves) {
+      moved += chunk.size;
+    } else {
+      munmap(chunk.begin, chunk.size);
+    }
   }
+  touched_ = std::min(touched_, moved);
   chunks_.clear();
   free_.clear();
-  touched_ = 0;
-  if (std::byte* begin = map(size)) {
-    chunks_.push_back({begin, size});
-    free_.push_back({begin, size});
-  }
+  if (!begin) return false;
+  chunks_.push_back({begin, size});
+  free_.push_back({begin, size});
+  return true;
 }
 
 // Gives back what the last calls needed less than half of.

@@ -91,7 +91,7 @@ class Arena {
   bool grow(std::size_t least);
   void put_back(Range range);
   bool end_call();
-  void join_chunks();
+  bool join_chunks(std::size_t least);
   void shrink();
 
   inline static thread_local Arena* current_ = nullptr;

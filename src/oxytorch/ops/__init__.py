@@ -11,6 +11,7 @@ from . import _binding
 
 if TYPE_CHECKING:
     from ._op import Cost, Op, Sample
+    from .activation import activation
     from .add_layer_norm import add_layer_norm
     from .add_rms_norm import add_rms_norm
     from .attention import attention
@@ -48,6 +49,7 @@ __all__ = [
     "Cost",
     "Op",
     "Sample",
+    "activation",
     "add_layer_norm",
     "add_rms_norm",
     "attention",

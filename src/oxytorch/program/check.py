@@ -47,6 +47,9 @@ _FLOAT = re.compile(r"-?(inf|[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?)|nan")
 _TEXT = re.compile(r'"[A-Za-z_][A-Za-z0-9_]*"')
 _VALUE = re.compile(r"[%$](0|[1-9][0-9]{0,6})")
 _DEEPEST = 8
+_OURS = re.compile(" = oxytorch::")
+_AGAIN = "; if another version of oxytorch saved the file, save it again with this one"
+"""Operators of ours may take other arguments in another version; those of torch keep theirs."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ def check(text: str) -> Counts:
                 steps.place(line.split(" "))
         except ValueError as error:
             shown = number + (number >= end)
-            raise ValueError(f"line {shown}, {_shown(line)}: {error}") from error
+            remedy = _AGAIN if _OURS.search(line) else ""
+            raise ValueError(f"line {shown}, {_shown(line)}: {error}{remedy}") from error
     found = steps.outputs(lines[end - 1].split(" "), end)
     return Counts(tensors, sizes, constants, *found)
 

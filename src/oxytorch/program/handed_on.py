@@ -58,9 +58,9 @@ def hand_on(
         with tracing(TracingContext(detect_fake_mode(inputs))), torch.no_grad():
             return make_boxed_func(backend(given, inputs))
 
-    found: Callable[..., Any] = aot_autograd(fw_compiler=compiled, decompositions=smaller_ones())(
-        graph, example_inputs
-    )
+    found: Callable[..., Any] = aot_autograd(
+        fw_compiler=compiled, decompositions=smaller_ones(handed_on=True)
+    )(graph, example_inputs)
     return found
 
 
@@ -71,7 +71,7 @@ def fused(graph: fx.GraphModule) -> fx.GraphModule:
     if steps.has_effect:
         raise CaptureError("it writes to a tensor or draws random numbers")
     with _disable_current_modes():  # under which constants could not be read
-        improve(steps, (), layouts=False)
+        improve(steps, (), layouts=False, handed_on=True)
         return _Writer(steps).written(outputs)
 
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 
+ACTIVATION = "oxytorch::activation"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Of tensors that kernels of ours take."""
+
 _SUMS = {
     _aten.add.Tensor: 1,
     _aten.add.Scalar: 1,
@@ -167,6 +171,30 @@ def _clamped_above(capture: Capture, node: fx.Node, x: Any, high: Any) -> Any:
     return _clamped(capture, node, x, None, high)
 
 
+def _leaky_relu(capture: Capture, node: fx.Node, x: Any, slope: Any = 0.01) -> Any:
+    return _activation(capture, x, "leaky_relu", [slope])
+
+
+def _elu(
+    capture: Capture, node: fx.Node, x: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1
+) -> Any:
+    if input_scale <= 0:
+        raise CaptureError(f"{node.target} with an input_scale of {input_scale}")
+    return _activation(capture, x, "elu", [alpha, scale, input_scale])
+
+
+def _activation(capture: Capture, x: Any, name: str, numbers: list[Any]) -> Any:
+    """By our operator: those of torch take numbers of any type, which a program cannot pass."""
+    if meta_of(x).dtype not in DTYPES:
+        raise CaptureError(f"{name} of {name_of_dtype(meta_of(x).dtype)}")
+    return capture.emit(ACTIVATION, [capture.values[x], *activation_words(name, numbers)], Value())
+
+
+def activation_words(name: str, numbers: list[Any]) -> list[Argument]:
+    """What follows the tensor in a step of `ACTIVATION`."""
+    return [f'"{name}"', [word_of(float(number), "FloatType") for number in numbers]]
+
+
 def _padded(capture: Capture, node: fx.Node, x: Any, pad: Any, value: Any) -> Any:
     sizes = [capture.size(each) for each in pad]
     words = [capture.values[x], sizes, '"constant"', Some(word_of(value, "FloatType"))]
@@ -303,6 +331,8 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     _aten.clamp_min.default: _clamped,
     _aten.clamp_max.default: _clamped_above,
     _aten.hardtanh.default: _clamped,
+    _aten.leaky_relu.default: _leaky_relu,
+    _aten.elu.default: _elu,
     _aten.t.default: _transpose,
     _aten.permute.default: _transpose,
     _aten.transpose.int: _transpose,

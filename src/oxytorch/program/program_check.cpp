@@ -15,6 +15,9 @@ namespace {
 
 using Text = std::string_view;
 
+constexpr const char* kAgain =
+    "; if another version of oxytorch saved the file, save it again with this one";
+
 [[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
 
 std::string quoted(Text text) {
@@ -343,7 +346,10 @@ ProgramCounts check_program(std::string_view text, OperatorTypes types) {
       const std::vector<Text> words = split(lines[i], ' ');
       i < last ? steps.check(words) : i == last ? steps.outputs(words, counts) : steps.place(words);
     } catch (const std::exception& error) {
-      fail("line " + std::to_string(i + 1) + ", " + quoted(lines[i]) + ": " + error.what());
+      // Operators of ours may take other arguments in another version.
+      const bool is_ours = lines[i].find(" = oxytorch::") != Text::npos;
+      fail("line " + std::to_string(i + 1) + ", " + quoted(lines[i]) + ": " + error.what() +
+           (is_ours ? kAgain : ""));
     }
   }
   return counts;

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from ..graph.errors import UnfitError
-from .other_operators import RESAMPLING
+from .other_operators import DTYPES, RESAMPLING
 
 _aten = torch.ops.aten
 
@@ -19,9 +19,7 @@ WITH_NUMBERS = (
     _aten.addcdiv,
     _aten.addcmul,
     _aten.celu,
-    _aten.elu,
     _aten.hardtanh_backward,
-    _aten.leaky_relu,
     _aten.linalg_vector_norm,
     _aten.leaky_relu_backward,
     _aten.elu_backward,
@@ -38,12 +36,18 @@ WITH_NUMBERS = (
 """Operators that take numbers of unknown type, which a program cannot pass, as several others."""
 
 
-def smaller_ones(more: Sequence[Any] = ()) -> dict[Any, Callable[..., Any]]:
+def smaller_ones(
+    more: Sequence[Any] = (), handed_on: bool = False
+) -> dict[Any, Callable[..., Any]]:
     """What computes operators that take numbers of unknown type, and others, by smaller ones.
 
     A function returns NotImplemented where it does not serve for its arguments.
+
+    handed_on: whether another compiler takes what comes of it, which fuses smaller operators.
     """
-    return {**get_decompositions((*WITH_NUMBERS, *more)), **_OWN}
+    others = [*_ACTIVATIONS] if handed_on else []
+    table = {} if handed_on else _ACTIVATIONS
+    return {**get_decompositions((*WITH_NUMBERS, *others, *more)), **_OWN, **table}
 
 
 def with_smaller_ones(write: Callable[[dict[Any, Callable[..., Any]]], _Written]) -> _Written:
@@ -107,6 +111,18 @@ def _rrelu_and_noise(x: Tensor, noise: Tensor, *rest: Any) -> Any:
     return found if found is NotImplemented else (found, noise)
 
 
+def _unless_ours(operator: Any) -> Callable[..., Any]:
+    """Torch's way to compute an activation by smaller operators, where no kernel of ours does."""
+    (written,) = get_decompositions([operator]).values()
+
+    def smaller(x: Tensor, *numbers: Any) -> Any:
+        positive = len(numbers) < 3 or numbers[2] > 0  # elu's factor of what it takes
+        is_ours = x.dtype in DTYPES and x.device.type == "cpu" and positive
+        return NotImplemented if is_ours else written(x, *numbers)
+
+    return smaller
+
+
 _ROUNDED: dict[torch.dtype, Any] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 _OWN: dict[Any, Callable[..., Any]] = {
     _aten.histc.default: _histc,
@@ -116,3 +132,4 @@ _OWN: dict[Any, Callable[..., Any]] = {
     _aten.rrelu_with_noise.default: _rrelu,
     _aten.rrelu_with_noise_functional.default: _rrelu_and_noise,
 }
+_ACTIVATIONS = {each: _unless_ours(each) for each in (_aten.elu.default, _aten.leaky_relu.default)}

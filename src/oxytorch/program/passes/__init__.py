@@ -33,7 +33,7 @@ from .attention import attention
 from .compared import Compared
 from .editor import Editor, Note, Pass
 from .embeddings import embedding_bags, merged_bags
-from .formulas import activations
+from .formulas import activations, with_numbers
 from .places import Place, places_of
 from .post_ops import in_place
 from .quantized_layers import Quantization
@@ -76,6 +76,7 @@ WITH_LASTING: tuple[Pass, ...] = (
     panels.fuse,
     linear.pack,
     linear.fuse,
+    with_numbers,
     in_place,
 )
 STORABLE_CONVOLUTIONS: tuple[Pass, ...] = (
@@ -87,6 +88,7 @@ STORABLE: tuple[Pass, ...] = (
     joined.storable_linear_layers,
     panels.to_panels,
     panels.fuse,
+    with_numbers,
     in_place,
 )
 """The same where packed weights have to be plain tensors, which files can hold."""
@@ -99,6 +101,7 @@ def improve(
     layouts: bool = True,
     quantization: Quantization | None = None,
     known: Mapping[Value, Tensor] | None = None,
+    handed_on: bool = False,
 ) -> list[Note]:
     """Change the steps of a program so that it runs faster; return what was done and left.
 
@@ -107,6 +110,8 @@ def improve(
     layouts: whether convolutions may be given another order in memory.
     quantization: which layers multiply bytes.
     known: the tensors of lasting inputs that nobody writes to.
+    handed_on: whether another compiler takes the steps, which joins what is computed element by
+        element.
 
     If a kernel that is timed fails, the steps stay as they are, and the log says so; with
     `quantization` that raises CaptureError.
@@ -134,7 +139,8 @@ def improve(
             recurrent.quantize(editor, quantization)
         if follows:
             _run(editor, STORABLE_CONVOLUTIONS if storable else CONVOLUTIONS)
-        _run(editor, STORABLE if storable else WITH_LASTING)
+        last = STORABLE if storable else WITH_LASTING
+        _run(editor, [each for each in last if not handed_on or each is not with_numbers])
     except RuntimeError as error:
         if quantization is not None:
             raise CaptureError(f"its layers cannot be quantized: {error}") from error

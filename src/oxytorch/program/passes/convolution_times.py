@@ -224,7 +224,13 @@ def _operator(target: str) -> Any:
 
 
 def is_faster(
-    name: str, layer: Convolution, way: str, than: str, swept: bool = False, gain: float = GAIN
+    name: str,
+    layer: Convolution,
+    way: str,
+    than: str,
+    swept: bool = False,
+    padded: bool = False,
+    gain: float = GAIN,
 ) -> bool:
     """Whether a convolution takes at most `gain` of another way's time.
 
@@ -235,6 +241,7 @@ def is_faster(
         kernels of ours share.
     swept: whether an activation follows, which our operators compute in their sweep, and others do
         not.
+    padded: whether zeros are added before, which our operators do in their sweep, others not.
     """
     if not measure.TIMED:
         ways = Ways(layer)
@@ -243,6 +250,7 @@ def is_faster(
         return True
     times = times_of(layer)
     after = _seconds_of_activation(layer.result) if swept else 0.0
+    after += _seconds_of_zeros(layer) if padded else 0.0
     if "own" in (way, than) and torch.get_num_threads() > 1:
         after += LEAVING
     taken, others = (times[each] + (after if each != "own" else 0.0) for each in (way, than))
@@ -277,6 +285,21 @@ def _seconds_of_activation(result: Tensor) -> float:
     def make() -> list[Callable[[], Tensor]]:
         given = numbers(result.numel()).to(result.dtype)
         return [lambda: torch.relu_(given)]
+
+    return seconds_of(key, make)[0]
+
+
+def _seconds_of_zeros(layer: Convolution) -> float:
+    """Seconds of a step that adds a line of zeros to each spatial dimension of what it takes."""
+    batch, channels, *lines = layer.size
+    key = "zeros", about(channels), batch, *lines, layer.dtype
+
+    def make() -> list[Callable[[], Tensor]]:
+        inner = [max(1, count - 1) for count in lines]
+        given = numbers(batch, channels, *inner).to(layer.dtype)
+        if given.dim() in LAST:
+            given = given.contiguous(memory_format=LAST[given.dim()])
+        return [lambda: torch.constant_pad_nd(given, [0, 1] * len(lines))]
 
     return seconds_of(key, make)[0]
 

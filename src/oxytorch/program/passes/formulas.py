@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..other_operators import ACTIVATION, activation_words
 from ..program import Argument, Step, Value
 from .editor import Editor
 from .norms import DTYPES
@@ -27,6 +28,45 @@ def activations(editor: Editor) -> None:
         if found is not None and _is_floating(found[1][0]):
             editor.replace(step, Step(*found, step.results))
     editor.apply()
+
+
+def with_numbers(editor: Editor) -> None:
+    """Compute x * x * x, and the larger and then the smaller of x and a number, in one sweep."""
+    for step in editor.steps.steps:
+        found = _clamp(editor, step) or _cube(editor, step)
+        if found is None:
+            continue
+        inner, x, words = found
+        made = None if inner is None else inner.results[0]
+        if inner is None or made is None or editor.only_taker(made) is not step:
+            continue
+        if isinstance(x, Value) and x.meta is not None and x.meta.dtype in DTYPES:
+            editor.replace(inner)
+            editor.replace(step, Step(ACTIVATION, [x, *words], step.results))
+    editor.apply()
+
+
+_Joined = tuple[Step | None, Argument, list[Argument]]
+
+
+def _clamp(editor: Editor, step: Step) -> _Joined | None:
+    if step.target != "aten::minimum":
+        return None
+    largest = editor.made_by(step.arguments[0], "aten::maximum")
+    bounds = [editor.number(each.arguments[1]) for each in (largest, step) if each is not None]
+    if largest is None or any(number is None or math.isnan(number) for number in bounds):
+        return None
+    return largest, largest.arguments[0], activation_words("clamp", bounds)
+
+
+def _cube(editor: Editor, step: Step) -> _Joined | None:
+    if step.target != "aten::mul.Tensor":
+        return None
+    for value, x in _orders(step):
+        square = editor.made_by(value, "aten::mul.Tensor")
+        if square is not None and all(each is x for each in square.arguments):
+            return square, x, activation_words("power", [3])
+    return None
 
 
 def _is_floating(value: Argument) -> bool:

@@ -8,7 +8,7 @@ import torch
 from ...ops.linear import supports
 from ...ops.panels.formats import PLAIN_NAMES
 from ..program import Argument, Some, Step, Value
-from .convolution import changeable, follow_order, padded_input, why_plain
+from .convolution import changeable, follow_order, padded_input, why_plain, zeros_before
 from .convolution_times import convolution_of, is_faster, layer_of
 from .editor import Editor, known
 from .post_ops import epilogue_of, other_of_sum
@@ -52,11 +52,12 @@ def _why_not(editor: Editor, step: Step) -> str:
 
 def _is_faster(editor: Editor, step: Step, steps: list[Step], beside_packed: bool) -> bool:
     layer, swept = layer_of(editor, step, steps), _is_swept(editor, step, steps)
-    if not is_faster(OWN, layer, "own", "plain", swept):
+    padded = zeros_before(editor, step) is not None
+    if not is_faster(OWN, layer, "own", "plain", swept, padded):
         return False
     if not beside_packed or supports(layer.dtype) is not None:
         return True
-    return is_faster(BESIDE_PACKED, layer, "own", "packed", swept, gain=1.0)
+    return is_faster(BESIDE_PACKED, layer, "own", "packed", swept, padded, gain=1.0)
 
 
 def _is_swept(editor: Editor, step: Step, steps: list[Step]) -> bool:

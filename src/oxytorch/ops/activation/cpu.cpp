@@ -1,0 +1,60 @@
+#include "core/check.h"
+#include "core/parallel.h"
+#include "core/sizes.h"
+#include "ops/activation/kernel.h"
+
+namespace oxytorch {
+
+static constexpr const char* kOp = "activation";
+
+static Activation parse(const std::string& name, const std::vector<double>& numbers) {
+  std::string names;
+  for (std::size_t i = 0; i < std::size(kActivations); ++i) {
+    const ActivationRow& row = kActivations[i];
+    names += (i ? ", '" : "'") + std::string(row.name) + "'";
+    if (name != row.name) continue;
+    if (static_cast<int>(numbers.size()) != row.numbers) {
+      fail(kOp, "numbers", std::to_string(row.numbers) + " for '" + name + "'",
+           std::to_string(numbers.size()));
+    }
+    return static_cast<Activation>(i);
+  }
+  fail(kOp, "name", "one of " + names, "'" + name + "'");
+}
+
+static Tensor activation(const Tensor& x, const std::string& name,
+                         const std::vector<double>& numbers) {
+  const DType dtype = check_dtype(kOp, "x", x);
+  const Activation activation = parse(name, numbers);
+  if (activation == Activation::power) {
+    const double exponent = numbers[0];
+    const bool is_whole = exponent == static_cast<double>(static_cast<int>(exponent));
+    if (!(exponent >= kLeastPower && exponent <= kMostPower && is_whole)) {
+      fail(kOp, "numbers", "a whole exponent from 2 to 8", std::to_string(exponent));
+    }
+  }
+  const bool keeps_order = is_dense(x);
+  Tensor copy;
+  Tensor out = keeps_order
+                   ? empty_strided(x.sizes().values, x.strides().values, x.dim(), x.dtype_code())
+                   : empty(x.sizes(), x.dtype_code());
+  const std::int64_t count = x.numel();
+  if (count == 0) return out;
+  constexpr std::int64_t kStretch = 4096;
+  ActivationArgs args{
+      .x = keeps_order ? x.data() : contiguous_data(x, copy),
+      .out = out.mutable_data(),
+      .count = count,
+      .stretch = kStretch,
+      .numbers = {},
+      .activation = activation,
+      .dtype = dtype,
+  };
+  for (std::size_t i = 0; i < numbers.size(); ++i) args.numbers[i] = static_cast<float>(numbers[i]);
+  run(activation_copies, args, divide_up(count, kStretch), 2 * kStretch * size_of(dtype));
+  return out;
+}
+
+OXY_OP(activation, "(Tensor x, str name, float[] numbers) -> Tensor", activation)
+
+}  // namespace oxytorch
