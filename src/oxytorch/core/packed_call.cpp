@@ -185,8 +185,7 @@ PyObject* call(PyObject* self, PyObject* const* arguments, std::intptr_t count) 
   Outcome outcome = Outcome::kStale;
   if (count == 3) {
     void* own = api.held_by(api.tuple_get(self, 0), kCapsule);
-    outcome =
-        static_cast<PackedCall*>(own)->call(arguments[0], arguments[1], arguments[2], result);
+    outcome = static_cast<PackedCall*>(own)->call(arguments[0], arguments[1], arguments[2], result);
   }
   if (outcome == Outcome::kProduct) return result;  // null: with the error of Python
   if (outcome == Outcome::kStale) return api.boolean(0);

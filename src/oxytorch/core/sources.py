@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import functools
 import sys
 import threading
 import types

@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -261,9 +261,8 @@ def _in_tensors() -> tuple[int, int]:
 def _of_keys() -> int:
     """Where the word with the dispatch keys is in a tensor's object."""
     plain = torch.zeros(3)
-    made = (plain, torch._neg_view(plain), torch.zeros(3, device="meta"), torch.zeros(2, 2).to_mkldnn())
-    found = {_only(_words(t._cdata, _OF_TENSORS // _SIZE), keys_of(t)) for t in made}
-    return found.pop() if len(found) == 1 else 0
+    made = (plain, torch._neg_view(plain), torch.zeros(3, device="meta"))
+    return _common((t._cdata, _OF_TENSORS, keys_of(t)) for t in made)
 
 
 def keys_of(tensor: torch.Tensor) -> int:
@@ -275,10 +274,15 @@ def keys_of(tensor: torch.Tensor) -> int:
 def _of_handles() -> int:
     """Where the object of Python has the address of torch's."""
     made = torch.zeros(3), torch.nn.Parameter(torch.zeros(3))
-    found = {_only(_words(id(t), type(t).__basicsize__ // _SIZE), t._cdata) for t in made}
-    return found.pop() if len(found) == 1 else 0
+    return _common((id(t), type(t).__basicsize__, t._cdata) for t in made)
 
 
-def _only(words: list[int], word: int) -> int:
-    """Where the only one of an object's words lies that is `word`; 0 if there is none."""
-    return words.index(word) * _SIZE if words.count(word) == 1 else 0
+def _common(owners: Iterable[tuple[int, int, int]]) -> int:
+    """Where the only word lies that is the given one in each object, of an address and a size in
+    bytes; 0 if there is none."""
+    found = [
+        {i * _SIZE for i, own in enumerate(_words(address, size // _SIZE)) if own == word}
+        for address, size, word in owners
+    ]
+    places = set.intersection(*found)
+    return places.pop() if len(places) == 1 else 0

@@ -459,11 +459,14 @@ class LinearForward(_PackedForward):
 
     def _computed(self, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
         if self._quick is None:
-            product = weight.product()
-            watched = self._watched
-            is_whole = product is not None and watched is not None
-            self._quick = (is_whole and packed_call(self.module, product, watched)) or False
+            self._quick = self._find_quick(weight) or False
         return linear(x, weight, bias)
+
+    def _find_quick(self, weight: PackedLinearWeight) -> PackedCall | None:
+        product, watched = weight.product(), self._watched
+        if product is None or watched is None:
+            return None
+        return packed_call(self.module, product, watched)
 
     def _find_watched(self) -> Watched | None:
         """What the layer's own code depends on; None where it is more than a call compares."""
