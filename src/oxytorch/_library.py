@@ -82,6 +82,7 @@ _RESULTS = {
     "oxytorch_unwatch": None,
     "oxytorch_set_offsets": None,
     "oxytorch_sources_function": ctypes.py_object,
+    "oxytorch_packed_call": ctypes.py_object,
     "oxytorch_round_products": None,
     "oxytorch_set_apart": None,
     "oxytorch_verbose_begin": None,
@@ -101,6 +102,8 @@ _ARGUMENTS = {
     "oxytorch_moved": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64],
     "oxytorch_bump_versions": [ctypes.c_void_p],
     "oxytorch_unwatch": [ctypes.c_void_p],
+    "oxytorch_can_call_packed": [ctypes.c_int],
+    "oxytorch_packed_call": [ctypes.c_void_p, ctypes.py_object],
 }
 """What functions take that are called with plain numbers."""
 

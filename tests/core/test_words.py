@@ -19,7 +19,7 @@ from torch import nn
 
 from marks import NEEDS_LIBRARY
 from oxytorch import _library
-from oxytorch.core import sources
+from oxytorch.core import sources, words
 from oxytorch.core.sources import MISSING, Places
 from oxytorch.core.words import Offsets, has_no_attributes, offsets, tensor_place
 from oxytorch.program.reachable import _table_of
@@ -34,7 +34,7 @@ def _without_words() -> Iterator[None]:
     def use(found: Offsets) -> None:
         _library.functions().oxytorch_set_offsets((ctypes.c_int64 * len(found))(*found))
 
-    sources._set_offsets(_library.functions())
+    words.set_offsets(_library.functions())
     use(Offsets())
     try:
         yield

@@ -152,14 +152,22 @@ def test_a_layer_is_converted_for_what_is_around_it() -> None:
     assert precision.slower(times, [1.0, 1.0]) == {0, 1}
 
 
-@pytest.mark.parametrize(("kind", "wanted"), [(nn.Linear, BF16), (nn.Conv1d, torch.float32)])
-def test_convolutions_are_converted_only_where_they_are_faster(
-    monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], wanted: torch.dtype
+@pytest.mark.parametrize("converted", [1.02, 1.2])
+@pytest.mark.parametrize("size", [None, (1, 8, 9)])
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv1d])
+def test_convolutions_of_a_known_size_are_converted_only_where_they_are_faster(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[nn.Module],
+    size: tuple[int, ...] | None,
+    converted: float,
 ) -> None:
-    _times(monkeypatch, lambda module: (1.0, 1.1, 1.02))
-    layer = nn.Linear(8, 8) if kind is nn.Linear else nn.Conv1d(8, 8, 3)
-    model = oxytorch.optimize(nn.Sequential(layer).eval(), dtype=BF16)
-    assert next(model.parameters()).dtype == wanted
+    """Those of an unknown one are timed with one image, and larger batches gain more."""
+    _times(monkeypatch, lambda module: (1.0, 1.1, converted))
+    layer = nn.Linear(9, 9) if kind is nn.Linear else nn.Conv1d(8, 8, 3)
+    x = None if size is None else torch.randn(size)
+    model = oxytorch.optimize(nn.Sequential(layer).eval(), dtype=BF16, sample_input=x)
+    is_converted = converted < 1.05 and (kind is nn.Linear or size is None)
+    assert next(model.parameters()).dtype == (BF16 if is_converted else torch.float32)
 
 
 def test_programs_count_operators_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,17 @@ SignsAreRead::~SignsAreRead() {
   if (skipped_ != 0) local_keys()->excluded |= skipped_;
 }
 
+bool is_bare_inference() {
+  static const bool can_ask =
+      local_keys() && gradients_enabled() && function_modes() && has_callbacks();
+  if (!can_ask) return false;
+  const KeySets& keys = *local_keys();
+  const bool is_plain =
+      (keys.included == 0 && keys.excluded == 0) || is_nothing_but(keys, inference_mode);
+  return is_plain && recordings == 0 && own_code == 0 && !gradients_enabled()() &&
+         function_modes()() == 0 && !has_callbacks()();
+}
+
 }  // namespace oxytorch
 
 // Called once, in inference mode, to learn how that looks. Returns whether modes can be told.

@@ -175,6 +175,8 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         if self.cell.relatives is None:
             self.cell.relatives = []
         other.cell.relatives = self.cell.relatives
+        for cell in (self.cell, other.cell):  # a call depends on more than its own weight
+            cell.tick()
 
     def _sync_relatives(self) -> None:
         """Bring the values of relatives to the memory; they stay out for the calls after this."""

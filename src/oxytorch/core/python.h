@@ -16,6 +16,15 @@ struct MethodDefinition {
 };
 constexpr int kNoArguments = 4;
 
+// The same of a function that takes positional arguments only, and its flag.
+struct QuickDefinition {
+  const char* name;
+  PyObject* (*function)(PyObject*, PyObject* const*, std::intptr_t);
+  int flags;
+  const char* text;
+};
+constexpr int kPositionalArguments = 0x80;
+
 // Python's stable ABI, found in the process: the library itself is of no Python.
 struct Python {
   using Count = std::intptr_t (*)(PyObject*);
@@ -48,6 +57,12 @@ struct Python {
                    const char*) = named<void* (*)(PyObject*, const char*)>("PyCapsule_GetPointer");
   PyObject* (*function)(MethodDefinition*, PyObject*, PyObject*) =
       named<PyObject* (*)(MethodDefinition*, PyObject*, PyObject*)>("PyCFunction_NewEx");
+  PyObject* (*quick_function)(QuickDefinition*, PyObject*, PyObject*) =
+      named<PyObject* (*)(QuickDefinition*, PyObject*, PyObject*)>("PyCFunction_NewEx");
+  PyObject* (*tuple_of)(std::intptr_t,
+                        ...) = named<PyObject* (*)(std::intptr_t, ...)>("PyTuple_Pack");
+  void* (*unlock)() = named<void* (*)()>("PyEval_SaveThread");
+  void (*lock)(void*) = named<void (*)(void*)>("PyEval_RestoreThread");
   Do hold = named<Do>("Py_IncRef");
   Do release = named<Do>("Py_DecRef");
 
@@ -91,6 +106,8 @@ struct Offsets {
   std::int64_t function;                          // of a static method
   std::int64_t dtype;             // of a tensor of torch: what is another number for each dtype
   std::int64_t storage, counter;  // of a tensor of torch: addresses, for reading ahead only
+  std::int64_t keys;              // of a tensor of torch: its dispatch keys
+  std::int64_t tensor;            // of a tensor of Python: the tensor of torch
 };
 
 Offsets& offsets();

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import functools
 import sys
 import threading
 import types
@@ -26,7 +25,7 @@ from .fused_steps import count_fused_steps
 from .layer_functions import functions_of
 from .packed import PackedTensor
 from .tensor_forms import form, has_form, is_small, is_watchable, same_bits
-from .words import bare_place, has_no_attributes, offsets, tensor_place
+from .words import bare_place, has_no_attributes, set_offsets, tensor_place
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GLOBAL_HOOKS = tuple(getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS)
@@ -437,7 +436,7 @@ class Places:
 
 def _in_library(library: ctypes.PyDLL, places: Places, counted: list[Tensor]) -> Callable[[], bool]:
     """The comparison in C++. Objects are handed over by address; `Places` keeps them."""
-    _set_offsets(library)
+    set_offsets(library)
     tensors, place = (counted, places.small, places.formed), tensor_place()
     owned: Iterable[list[Tensor]] = ([], [], []) if place else tensors
     address = ctypes.c_void_p(torch.ops.oxytorch.sources(*owned))
@@ -471,12 +470,6 @@ def _in_library(library: ctypes.PyDLL, places: Places, counted: list[Tensor]) ->
             add(kind, items, ctypes.c_void_p(id(container)), _addresses(items))
     library.oxytorch_close_sources(address)
     return compare
-
-
-@functools.cache
-def _set_offsets(library: ctypes.PyDLL) -> None:
-    found = offsets()
-    library.oxytorch_set_offsets((ctypes.c_int64 * len(found))(*found))
 
 
 def _column(rows: Sequence[tuple[Any, ...]], number: int) -> Any:

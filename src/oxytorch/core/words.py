@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +42,8 @@ class Offsets(NamedTuple):
     dtype: int = 0
     storage: int = 0
     counter: int = 0
+    keys: int = 0
+    tensor: int = 0
 
 
 @functools.cache
@@ -55,8 +57,15 @@ def offsets() -> Offsets:
         return Offsets()
     tag, values = _of_dictionaries()
     of_methods = _place_of(_of_cells, staticmethod(_of_cells), staticmethod.__basicsize__ // _SIZE)
-    of_others = _of_cells(), of_methods, _of_tensors(), *_in_tensors()
+    of_others = _of_cells(), of_methods, _of_tensors(), *_in_tensors(), _of_keys(), _of_handles()
     return Offsets(kind, tag, values, *_of_classes(), *_of_functions(), *of_others)
+
+
+@functools.cache
+def set_offsets(library: ctypes.PyDLL) -> None:
+    """Tell the library of them, once."""
+    found = offsets()
+    library.oxytorch_set_offsets((ctypes.c_int64 * len(found))(*found))
 
 
 def has_no_attributes(value: Any) -> bool:
@@ -263,3 +272,33 @@ def _in_tensors() -> tuple[int, int]:
         if own == of_view != of_copy and own % _SIZE == 0 and own > 1 << 16
     ]
     return (found[0], found[1]) if len(found) == 2 else (0, 0)
+
+
+def _of_keys() -> int:
+    """Where the word with the dispatch keys is in a tensor's object."""
+    plain = torch.zeros(3)
+    made = (plain, torch._neg_view(plain), torch.zeros(3, device="meta"))
+    return _common((t._cdata, _OF_TENSORS, keys_of(t)) for t in made)
+
+
+def keys_of(tensor: torch.Tensor) -> int:
+    """A tensor's dispatch keys, as one number."""
+    keys: int = torch._C._dispatch_keys(tensor).raw_repr()
+    return keys
+
+
+def _of_handles() -> int:
+    """Where the object of Python has the address of torch's."""
+    made = torch.zeros(3), torch.nn.Parameter(torch.zeros(3))
+    return _common((id(t), type(t).__basicsize__, t._cdata) for t in made)
+
+
+def _common(owners: Iterable[tuple[int, int, int]]) -> int:
+    """Where the only word lies that is the given one in each object, of an address and a size in
+    bytes; 0 if there is none."""
+    found = [
+        {i * _SIZE for i, own in enumerate(_words(address, size // _SIZE)) if own == word}
+        for address, size, word in owners
+    ]
+    places = set.intersection(*found)
+    return places.pop() if len(places) == 1 else 0

@@ -6,11 +6,13 @@ torch already chooses among AVX2, AVX-512, BF16 and AMX. Panels are faster for f
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import torch
 from torch.nn import functional as F
 
+from ...core.packed_call import PackedProduct
 from ...core.placement import empty_bytes
 from ...core.reordered import ReorderedTensor
 from .._binding import is_compiled
@@ -120,6 +122,22 @@ class PackedLinearWeight(ReorderedTensor):
 
     def _column(self, scale: torch.Tensor) -> torch.Tensor:
         return scale if self.transposed else scale[:, None]
+
+    def product(self) -> PackedProduct | None:
+        """The product with this weight as it is now, for numbers of rows that the packed form is
+        meant for; None where that is not all that a call depends on."""
+        cell = self.cell
+        version = cell.clock._version
+        stored = cell.stored
+        is_usual = not cell.is_out and cell.relatives is None and stored is not None
+        if not is_usual or stored.packed is None or stored.scale is not None:
+            return None
+        packed = stored.packed
+        return PackedProduct(
+            packed, None if packed.is_mkldnn else PLAIN_NAMES[self.dtype], self.in_features,
+            self.out_features, max(self.least_rows, 1), self.most_rows or sys.maxsize, cell.clock,
+            version,
+        )  # fmt: skip
 
 
 def can_lie_in_panels(dtype: torch.dtype) -> bool:

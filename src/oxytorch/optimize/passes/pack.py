@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor, why_not_plain
+from ...core.packed_call import PackedCall, Watched, packed_call
 from ...core.placement import note_freed
 from ...core.reordered import ReorderedTensor
 from ...core.sources import Sources
@@ -452,8 +456,48 @@ class LinearForward(_PackedForward):
 
     kind = PackedLinearWeight  # type: ignore[assignment]
 
+    def __init__(self, module: nn.Module, converts: bool = False) -> None:
+        super().__init__(module, converts)
+        self._quick: PackedCall | Literal[False] | None = None  # False: there is none
+        self._watched = self._find_watched()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs or is_dynamo_compiling():
+            return super().__call__(*args, **kwargs)
+        quick = self._quick
+        if quick and forward_ad._current_level < 0:
+            module = self.module
+            found = quick(args[0], module, module._parameters)
+            if found is not None:
+                if found is not False:
+                    return found
+                self._quick = None
+        return super().__call__(*args)
+
     def _computed(self, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
+        if self._quick is None:
+            self._quick = self._find_quick(weight) or False
         return linear(x, weight, bias)
+
+    def _find_quick(self, weight: PackedLinearWeight) -> PackedCall | None:
+        product, watched = weight.product(), self._watched
+        if product is None or watched is None:
+            return None
+        return packed_call(self.module, product, watched)
+
+    def _find_watched(self) -> Watched | None:
+        """What the layer's own code depends on; None where it is more than a call compares."""
+        if len(self._functions) > 1:
+            return None
+        (name, function), *_ = self._functions or ((None, None),)
+        return Watched(self._class_forward, vars(functional), name, function)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_quick": None, "_watched": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._watched = self._find_watched()
 
 
 class ConvolutionForward(_PackedForward):
