@@ -25,7 +25,7 @@ from .fused_steps import count_fused_steps
 from .layer_functions import functions_of
 from .packed import PackedTensor
 from .tensor_forms import form, has_form, is_small, is_watchable, same_bits
-from .words import bare_place, has_no_attributes, set_offsets, tensor_place
+from .words import bare_place, has_no_attributes, offsets, set_offsets
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GLOBAL_HOOKS = tuple(getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS)
@@ -437,7 +437,7 @@ class Places:
 def _in_library(library: ctypes.PyDLL, places: Places, counted: list[Tensor]) -> Callable[[], bool]:
     """The comparison in C++. Objects are handed over by address; `Places` keeps them."""
     set_offsets(library)
-    tensors, place = (counted, places.small, places.formed), tensor_place()
+    tensors, place = (counted, places.small, places.formed), offsets().tensor
     owned: Iterable[list[Tensor]] = ([], [], []) if place else tensors
     address = ctypes.c_void_p(torch.ops.oxytorch.sources(*owned))
     compare: Callable[[], bool] = library.oxytorch_sources_function(address)

@@ -9,6 +9,7 @@
 
 #include "core/export.h"
 #include "core/process.h"
+#include "core/python.h"
 #include "core/torch_api.h"
 
 namespace oxytorch {
@@ -82,15 +83,14 @@ const void* undefined() {
   return shared;
 }
 
-// Where an implementation has its set of dispatch keys, which the stable ABI has no way to, and the
-// keys of tensors that do not read as they are stored (conjugated, negated, all zeros without
-// memory). Python shows a few tensors of each kind before the first watch.
-constexpr std::size_t kWords = 24;  // of an implementation, in torch 2.10 to 2.13
-std::size_t key_set = kWords;       // kWords: not known
+// The dispatch keys of tensors that do not read as they are stored: conjugated, negated, all zeros
+// without memory.
 std::uint64_t turned = 0;
 
 bool reads_as_stored(const void* implementation) {
-  return (static_cast<const std::uint64_t*>(implementation)[key_set] & turned) == 0;
+  std::uint64_t keys = 0;
+  std::memcpy(&keys, static_cast<const char*>(implementation) + offsets().keys, sizeof(keys));
+  return (keys & turned) == 0;
 }
 
 struct Layout {
@@ -228,28 +228,12 @@ STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeExplicitAutograd, library) {
 
 }  // namespace oxytorch
 
-// Finds where tensors have their dispatch keys, of implementations whose keys are given.
-// turned: the keys of those that do not read as they are stored.
-OXY_EXPORT void oxytorch_learn_keys(const std::uint64_t* const* implementations,
-                                    const std::uint64_t* keys, std::int64_t count,
-                                    std::uint64_t turned) {
-  using namespace oxytorch;
-  std::size_t found = kWords, matches = 0;
-  for (std::size_t word = 0; word < kWords; ++word) {
-    bool is_same = true;
-    for (std::int64_t i = 0; i < count; ++i) is_same &= implementations[i][word] == keys[i];
-    if (!is_same) continue;
-    found = word;
-    ++matches;
-  }
-  if (matches != 1) return;
-  key_set = found;
-  oxytorch::turned = turned;
-}
+// Called with the keys of tensors that do not read as they are stored.
+OXY_EXPORT void oxytorch_learn_turned(std::uint64_t keys) { oxytorch::turned = keys; }
 
 OXY_EXPORT int oxytorch_can_watch() {
   return oxytorch::gradient_function() && oxytorch::bump_version_function() &&
-         oxytorch::version_function() && oxytorch::key_set != oxytorch::kWords;
+         oxytorch::version_function() && oxytorch::offsets().keys;
 }
 
 OXY_EXPORT int oxytorch_moved(void* watch, std::int64_t* gradients, std::int64_t stride) {

@@ -82,22 +82,6 @@ def bare_place(value: Any) -> int:
 
 
 @functools.cache
-def tensor_place() -> int:
-    """Where Python's objects of tensors, of whatever class, have the address of torch's own, in
-    bytes; 0 where that is not known."""
-    if not offsets().kind:
-        return 0
-    made = torch.empty(2), torch.nn.Parameter(torch.empty(2)), torch.nn.UninitializedBuffer()
-    size = torch.Tensor.__basicsize__ // _SIZE
-    found = {
-        tuple(i for i, word in enumerate(_words(id(tensor), size)) if word == tensor._cdata)
-        for tensor in made
-    }
-    places = found.pop()
-    return places[0] * _SIZE if not found and len(places) == 1 else 0
-
-
-@functools.cache
 def _with_places() -> frozenset[type]:
     """Of these classes, which keep the dictionary where they say, as is tried out here."""
     if not offsets().kind:
@@ -288,9 +272,9 @@ def keys_of(tensor: torch.Tensor) -> int:
 
 
 def _of_handles() -> int:
-    """Where the object of Python has the address of torch's."""
-    made = torch.zeros(3), torch.nn.Parameter(torch.zeros(3))
-    return _common((id(t), type(t).__basicsize__, t._cdata) for t in made)
+    """Where objects of Python, of whatever class, have the address of torch's."""
+    made = torch.zeros(3), torch.nn.Parameter(torch.zeros(3)), torch.nn.UninitializedBuffer()
+    return _common((id(t), torch.Tensor.__basicsize__, t._cdata) for t in made)
 
 
 def _common(owners: Iterable[tuple[int, int, int]]) -> int:

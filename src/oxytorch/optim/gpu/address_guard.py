@@ -7,13 +7,14 @@ import enum
 import functools
 import weakref
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, or_
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ... import _library
+from ...core.words import keys_of, set_offsets
 from .. import sharding
 from ..batch import reads_as_stored
 from ..master_weight import MasterWeight
@@ -171,14 +172,9 @@ def _functions() -> ctypes.PyDLL | None:
     library = _library.functions_in_known_torch()
     if library is None:
         return None
-    plain = torch.zeros(1)
-    turned = [torch._neg_view(plain), torch.zeros(1, dtype=torch.complex64).conj()]
-    shown = [plain, plain.half(), *turned, torch._efficientzerotensor(1)]
-    sets = [torch._C._dispatch_keys(tensor).raw_repr() for tensor in shown]
-    library.oxytorch_learn_keys(
-        (ctypes.c_void_p * len(shown))(*[tensor._cdata for tensor in shown]),
-        (ctypes.c_uint64 * len(sets))(*sets),
-        ctypes.c_int64(len(shown)),
-        ctypes.c_uint64((sets[2] | sets[3] | sets[4]) & ~sets[0]),
-    )
+    set_offsets(library)
+    plain, complex_numbers = torch.zeros(1), torch.zeros(1, dtype=torch.complex64)
+    turned = torch._neg_view(plain), complex_numbers.conj(), torch._efficientzerotensor(1)
+    keys = functools.reduce(or_, map(keys_of, turned)) & ~keys_of(plain)
+    library.oxytorch_learn_turned(ctypes.c_uint64(keys))
     return library if library.oxytorch_can_watch() else None

@@ -69,7 +69,7 @@ def choose(context: OptimizeContext) -> None:
         _leave_the_rest(context)
 
 
-def _gain_of(context: Context, layer: nn.Module) -> float:
+def _gain_of(context: OptimizeContext, layer: nn.Module) -> float:
     if context.recognizer.linear(layer) is not None:
         return GAIN_OF_LINEAR
     return GAIN_OF_CONVOLUTIONS if layer in context.observed.input_sizes else GAIN_OF_BATCHES
