@@ -21,7 +21,6 @@ NOT_HERE = ("loaded_into_stock", "swapped_conversion", "part_to_double", "autoca
 FEW_BITS = {"llm_int8": 2e-2, "int8": 2e-2}
 """Values that a way writes are rounded again."""
 CONVERTED = ("linear", "images", "encoder")
-SLOW_WAYS = ("compile_inductor", "compile_inductor_fullgraph", "compile_eager")
 
 
 class Logits(nn.Module):
@@ -50,7 +49,7 @@ def _cases(names: tuple[str, ...]) -> Iterator[Any]:
     every = {**WAYS, **LONG_WAYS}
     for number, way in enumerate(w for w in every if w not in NOT_HERE):
         for turn, name in enumerate(names):
-            often = number % len(names) == turn and way not in SLOW_WAYS
+            often = number % len(names) == turn and not way.startswith("compile")
             yield pytest.param(
                 name, way, id=f"{name}-{way}", marks=() if often else pytest.mark.slow
             )
