@@ -21,7 +21,7 @@ from marks import NEEDS_LIBRARY
 from oxytorch import _library
 from oxytorch.core import sources, words
 from oxytorch.core.sources import MISSING, Places
-from oxytorch.core.words import Offsets, has_no_attributes, offsets, tensor_place
+from oxytorch.core.words import Offsets, has_no_attributes, offsets
 from oxytorch.program.reachable import _table_of
 
 pytestmark = NEEDS_LIBRARY
@@ -238,7 +238,7 @@ def test_words_are_found() -> None:
 def test_tensors_are_found_in_their_objects() -> None:
     """So that nothing in C++ refers to them, which would keep torch from swapping them."""
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
-        assert tensor_place() > 0
+        assert offsets().tensor > 0
 
 
 def test_a_swapped_tensor_is_another_though_its_own_is_gone() -> None:
