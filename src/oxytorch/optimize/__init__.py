@@ -220,6 +220,7 @@ def _optimized(
     names = tuple(DEFAULT if passes is None else passes)
     if graph:
         names = tuple(dict.fromkeys(("program", *names)))
+    separate = InPlace(model) if inplace else Separation(model)
     result = model if inplace else copied(model)
     tuned = None
     if sample is not None:
@@ -231,7 +232,6 @@ def _optimized(
         names, tuned = choose(model, dtype, sample, names)
     reference = copied(model) if verify and inplace else model
     try:
-        separate = InPlace(model) if inplace else Separation(model)
         if sample is not None and passes is None and not (tune or inplace):
             request = Request(model, dtype, sample, names, separate)
             found, tuned = keep_fastest(request, result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any, TypeVar
 
 import torch
@@ -76,8 +77,10 @@ class InPlace:
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
-        own = () if model is None else model.parameters()
-        self.aliased = frozenset(id(p) for p in own if _can_share(p) and _is_held_twice(p))
+        self.aliased = frozenset[int]() if model is None else _aliased(model)
+        if model is not None and self.aliased:  # copies that are gone wait for a collection
+            gc.collect()
+            self.aliased = _aliased(model)
 
     def __call__(self, part: nn.Module) -> None:
         """Leave a part of the model as it is."""
@@ -87,8 +90,9 @@ def _can_share(parameter: nn.Parameter) -> bool:
     return type(parameter) is nn.Parameter and parameter.layout in _LAYOUTS
 
 
-def _is_held_twice(parameter: nn.Parameter) -> bool:
-    return parameter.layout == torch.strided and is_aliased(parameter)
+def _aliased(model: nn.Module) -> frozenset[int]:
+    shared = (p for p in model.parameters() if _can_share(p) and p.layout == torch.strided)
+    return frozenset(id(p) for p in shared if is_aliased(p))
 
 
 def _memory(parameter: torch.Tensor) -> int:
