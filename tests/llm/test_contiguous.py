@@ -76,7 +76,7 @@ def test_joined_weights_look_contiguous_and_a_write_to_one_leaves_the_others(
 ) -> None:
     parts = nn.ModuleList([Stored(32, count, transposed) for count in rows])
     expected = [part.weight.detach().clone().to(dtype) for part in parts]
-    packer = Packer(ChangeLog(Report("", "", [])), dtype, None, True, True)
+    packer = Packer(ChangeLog(Report("", "", [])), parts, dtype, None, True, True)
     plan = ProductPlan(tuple(str(i) for i in range(len(rows))), transposed, gated)
     product = packer.of(parts, plan)
     for part, values in zip(parts, expected, strict=True):

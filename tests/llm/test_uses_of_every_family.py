@@ -147,7 +147,7 @@ def test_tokens_in_bfloat16_are_those_of_generate(family: str, weights: str | No
 
 
 @pytest.mark.parametrize("weights", [None, "int8", "int4"])
-@_of(_EVERY, roberta="undo does not tie the bias of its head again")
+@_of(_EVERY)
 def test_undo_gives_plain_weights_that_are_tied_as_before(family: str, weights: str | None) -> None:
     model: Any = build(family)
     values, ties = copy.deepcopy(model.state_dict()), _ties(model)

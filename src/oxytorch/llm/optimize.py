@@ -105,7 +105,7 @@ def optimize(
         result,
         log,
         report,
-        packer=Packer(log, dtype, config, not inplace, has_room),
+        packer=Packer(log, result, dtype, config, not inplace, has_room),
         head_config=head_config,
         cache_dtype=cache_dtype,
         layers=layers,

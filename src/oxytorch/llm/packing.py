@@ -40,6 +40,7 @@ class OwnForward(RoundingForward):
 class Packer(Products):
     """Makes products of a model's own weights and leaves in its modules what looks like before.
 
+    model: all of it.
     dtype: of the result.
     config: how weights are quantized, or None: panels of bfloat16, or plain weights where dtype is
         float32. Weights that are packed already keep their form.
@@ -50,6 +51,7 @@ class Packer(Products):
     """
 
     log: ChangeLog
+    model: nn.Module
     dtype: torch.dtype
     config: WeightConfig | None
     separate: bool
@@ -157,9 +159,24 @@ class Packer(Products):
         plan = ProductPlan((name,), transposed)
         whole = self.packed(module, plan)
         self.set_weight(module, "weight", reordered(whole, transposed, None))
+        self._set_bias(module)
+
+    def _set_bias(self, module: nn.Module) -> Tensor | None:
+        """Gives a layer of one weight its bias in the dtype of the result, and others that hold
+        the same one with it."""
         bias = module._parameters.get("bias")
-        if bias is not None:
-            self.set_weight(module, "bias", self.own(bias))
+        if bias is None or bias in self._made:
+            return bias
+        owners = [
+            (other, name)
+            for other in self.model.modules()
+            for name, held in other._parameters.items()
+            if held is bias
+        ]
+        own = nn.Parameter(self.own(bias), bias.requires_grad)
+        self._made.add(own)
+        self.log.changes.append(ParameterSet(module, "bias", own, owners=owners, keeps_before=True))
+        return own
 
     def set_weight(self, module: nn.Module, name: str, tensor: Tensor) -> None:
         """Replaces a parameter by one of the same values; packed ones get a forward and a hook."""
@@ -207,9 +224,7 @@ class Packer(Products):
         self.log.set_forward(module, forward)
         if "forward" not in others[0].__dict__:
             self.log.set_forward(others[0], TiedEmbeddingForward(others[0], forward))
-        bias = module._parameters.get("bias")
-        if bias is not None:
-            self.set_weight(module, "bias", self.own(bias))
+        self._set_bias(module)
 
     def cast_rest(self, part: nn.Module, packed: set[str], stacked: set[str]) -> None:
         """Gives the other floating parameters of `part` the dtype of the result.
@@ -261,12 +276,10 @@ class Packer(Products):
         inverse = torch.empty_like(rows)
         inverse[rows] = torch.arange(len(rows))
         self.set_weight(module, "weight", RowsWeight(whole, inverse))
-        bias = module._parameters.get("bias")
+        bias = self._set_bias(module)
         if bias is None:
             return Product(whole)
-        own = self.own(bias)
-        self.set_weight(module, "bias", own)
-        return Product(whole, own[rows], sorted_from=(module, rows))
+        return Product(whole, bias.detach()[rows], sorted_from=(module, rows))
 
     def _bias(self, modules: list[nn.Module], rows: list[int]) -> Tensor | None:
         found = [module._parameters.get("bias") for module in modules]
