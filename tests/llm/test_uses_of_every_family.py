@@ -133,7 +133,6 @@ def test_a_change_at_every_place_is_followed(family: str, change: Callable[..., 
     _EVERY,
     recurrent_gemma="its whole runs, which llm.generate makes, and its steps round otherwise",
     gemma3n="rounds otherwise; not looked into",
-    openai_gpt="its own code multiplies float32 by bfloat16; not looked into",
 )
 def test_tokens_in_bfloat16_are_those_of_generate(family: str, weights: str | None) -> None:
     model: Any = llm.optimize(build(family), weights=weights)

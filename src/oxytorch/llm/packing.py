@@ -253,7 +253,8 @@ class Packer(Products):
         for what the model keeps in float32.
 
         Of others, tables of positions, [..., width], since the embeddings that they are added to
-        are cast. The rest keeps its dtype: angles want all the digits that they have.
+        are cast, and those that lose nothing, such as masks of zeros and ones, which code multiplies
+        by what is cast. The rest keeps its dtype: angles want all the digits that they have.
         """
         kept = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
         is_kept = re.compile("|".join(rf"(^|\.){name}($|\.)" for name in kept) or "(?!)").search
@@ -263,8 +264,9 @@ class Packer(Products):
                     continue
                 is_table = buffer.dim() > 1 and buffer.shape[-1] == width
                 is_saved = name not in module._non_persistent_buffers_set
-                if is_table or (is_saved and not is_kept(f"{path}.{name}")):
-                    cast = buffer.detach().to(self.dtype)
+                cast = buffer.detach().to(self.dtype)
+                loses = is_saved or not torch.equal(cast.to(buffer.dtype), buffer)
+                if is_table or not loses or (is_saved and not is_kept(f"{path}.{name}")):
                     self.log.changes.append(BufferSet(module, name, cast))
 
     def _sorted(self, module: nn.Module, plan: ProductPlan) -> Product:
