@@ -253,8 +253,9 @@ class Packer(Products):
         for what the model keeps in float32.
 
         Of others, tables of positions, [..., width], since the embeddings that they are added to
-        are cast, and those that lose nothing, such as masks of zeros and ones, which code multiplies
-        by what is cast. The rest keeps its dtype: angles want all the digits that they have.
+        are cast, and those that lose nothing, such as masks of zeros and ones, since they are
+        multiplied by what is cast. The rest keeps its dtype: angles want all the digits that they
+        have.
         """
         kept = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
         is_kept = re.compile("|".join(rf"(^|\.){name}($|\.)" for name in kept) or "(?!)").search
