@@ -362,3 +362,86 @@ def test_few_and_many_rows_take_their_own_ways() -> None:
             _close(packed(x), stock(x))
             _close(packed(x), product_with(x, weight, packed.bias))
     assert _quick(packed)
+
+
+def _swapped(layer: Any) -> None:
+    torch.utils.swap_tensors(layer.weight, nn.Parameter(torch.ones_like(layer.weight) * 0.1))
+
+
+def _swapped_bias(layer: Any) -> None:
+    torch.utils.swap_tensors(layer.bias, nn.Parameter(torch.ones_like(layer.bias)))
+
+
+def _scalar_bias(layer: Any) -> None:
+    layer.bias = nn.Parameter(torch.tensor(0.7, dtype=layer.bias.dtype))
+
+
+class _Doubled(Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        return result * 2 if func is nn.functional.linear else result
+
+
+def _bias_of_a_class(layer: Any) -> None:
+    layer._parameters["bias"] = layer.bias.detach().as_subclass(_Doubled)
+
+
+class _Property(nn.Linear):
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        found = self._parameters["weight"]
+        assert found is not None
+        return found * 5
+
+
+def _other_class(layer: Any) -> None:
+    layer.__class__ = _Property
+
+
+UNUSUAL = [_swapped, _swapped_bias, _scalar_bias, _bias_of_a_class, _other_class]
+
+
+@pytest.mark.parametrize("change", UNUSUAL, ids=lambda change: change.__name__.strip("_"))
+@pytest.mark.parametrize(("dtype", "in_panels"), FORMS)
+def test_unusual_changes_are_followed(
+    change: Callable[[Any], None], dtype: torch.dtype, in_panels: bool
+) -> None:
+    stock, packed = _layer(dtype, in_panels)
+    x = torch.randn(4, 48, dtype=dtype)
+    with torch.no_grad():
+        packed(x)
+        packed(x)
+        assert _quick(packed)
+        for layer in (stock, packed):
+            change(layer)
+        for _ in range(3):
+            _close(packed(x), stock(x))
+
+
+@pytest.mark.parametrize(("dtype", "in_panels"), FORMS)
+def test_a_write_beside_calls_of_another_thread_is_seen(
+    dtype: torch.dtype, in_panels: bool
+) -> None:
+    """A call packs again what was written; it must not do so before the writer holds the memory."""
+    stock, packed = _layer(dtype, in_panels)
+    x, before = torch.randn(4, 48, dtype=dtype), stock.weight.detach().clone()
+    ended = threading.Event()
+
+    def call() -> None:
+        with torch.inference_mode():
+            while not ended.is_set():
+                packed(x)
+
+    with ThreadPoolExecutor(1) as pool, torch.no_grad():
+        calling = pool.submit(call)
+        try:
+            for number in range(300):
+                for layer in (stock, packed):
+                    layer.weight.copy_(before * (1 + number % 7))
+                _close(packed(x), stock(x))
+                assert torch.equal(packed.weight, stock.weight)
+        finally:
+            ended.set()
+        calling.result()

@@ -117,13 +117,17 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     def plain(self) -> Tensor:
         """Return the plain values as a tensor that may be written to, which takes them out."""
-        return _apart(self._taken_out())
+        self._prepare_to_take_out()
+        with self.cell.lock:  # no call may pack again before somebody else holds the memory too
+            return _apart(self._taken_out())
 
     def pin(self) -> Tensor:
         """Take the plain values out for good and return them."""
-        plain = self._taken_out()
-        self.cell.is_pinned = True
-        return plain
+        self._prepare_to_take_out()
+        with self.cell.lock:
+            plain = self._taken_out()
+            self.cell.is_pinned = True
+            return plain
 
     def _restored(self) -> Tensor:
         with torch.inference_mode(False), torch.no_grad(), no_modes():
@@ -134,11 +138,13 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         if self._place is not None and self._place.cell is not None:
             self.cell, self._place.cell = self._place.cell, None
 
-    def _taken_out(self) -> Tensor:
+    def _prepare_to_take_out(self) -> None:
         self._follow()
+        if not self.cell.is_out:
+            self._sync_relatives()  # which takes their locks, not behind this one's
+
+    def _taken_out(self) -> Tensor:
         cell = self.cell
-        if not cell.is_out:
-            self._sync_relatives()
         with cell.lock:
             if cell.plain is None:
                 cell.plain = self._restored()
@@ -456,10 +462,19 @@ def _apart(plain: Tensor) -> Tensor:
 
 
 def is_aliased(tensor: Tensor) -> bool:
-    """Whether another tensor, or somebody else, holds the memory of a dense tensor too."""
+    """Whether another tensor, or somebody who asked for it, holds the memory of a dense tensor."""
     storage = tensor.untyped_storage()
     # One is the tensor's own, one that of the object just made.
-    return torch._C._storage_Use_Count(storage._cdata) > 2
+    is_shared = torch._C._storage_Use_Count(storage._cdata) > 2
+    return is_shared or sys.getrefcount(storage) > _references()
+
+
+@functools.cache
+def _references() -> int:
+    """How many references there are to the object of a storage that only one variable holds."""
+    tensor = torch.zeros(1)
+    storage = tensor.untyped_storage()
+    return sys.getrefcount(storage)
 
 
 @functools.cache

@@ -49,6 +49,10 @@ AtenTensorHandle handle_in(PyObject* object) {
   return reinterpret_cast<AtenTensorHandle>(reinterpret_cast<char*>(object) + offsets().tensor);
 }
 
+const void* implementation_in(PyObject* object) {
+  return *reinterpret_cast<const void* const*>(handle_in(object));
+}
+
 Tensor held(AtenTensorHandle handle) {
   AtenTensorHandle own = nullptr;
   check_call(aoti_torch_new_tensor_handle(handle, &own), "new_tensor_handle");
@@ -67,6 +71,7 @@ class PackedCall {
     PyObject *tensor_class, *weight_name, *weight, *bias_name, *bias;  // bias: null for no entry
     PyObject *forward_name, *forward, *functions, *function_name, *function;  // function: or null
     PyObject *clock, *packed;
+    PyObject *module_class, *weight_class, *bias_class;  // bias_class: null without a bias
     std::uint64_t plain_keys, inference_keys;
     std::int64_t version, in_features, out_features, least_rows, most_rows;
     const char* format;  // of panels; null for oneDNN's order
@@ -77,6 +82,7 @@ class PackedCall {
         clock_(held(handle_in(given.clock))),
         packed_(held(handle_in(given.packed))) {
     check_call(aoti_torch_get_dtype(handle_in(given.weight), &dtype_), "get_dtype");
+    weight_ = implementation_in(given.weight);
     if (!given.format) return;
     format_ = given.format;
     own_ = OwnOperator::find("oxytorch::linear_panels");
@@ -93,8 +99,7 @@ class PackedCall {
     if (!is_bare_inference() || verbose::on()) return Outcome::kNotNow;
     if (class_of(api, x) != given_.tensor_class || !fits(handle_in(x))) return Outcome::kNotNow;
     if (!is_current(api, module, parameters)) return Outcome::kStale;
-    if (given_.bias && given_.bias != api.none && !is_plain(handle_in(given_.bias)))
-      return Outcome::kNotNow;
+    if (given_.bias_class && !is_plain_bias(api)) return Outcome::kNotNow;
     // Somebody else may take both from their owners meanwhile.
     PyObject* bias = given_.bias == api.none ? nullptr : given_.bias;
     api.hold(x);
@@ -119,6 +124,18 @@ class PackedCall {
     return keys == given_.plain_keys || keys == given_.inference_keys;
   }
 
+  // `torch.utils.swap_tensors` leaves the object, and gives it another class and tensor.
+  bool is_plain_bias(const Python& api) const {
+    if (class_of(api, given_.bias) != given_.bias_class) return false;
+    const AtenTensorHandle bias = handle_in(given_.bias);
+    if (!is_plain(bias)) return false;
+    std::int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
+    check_call(aoti_torch_get_dim(bias, &dim), "get_dim");
+    check_call(aoti_torch_get_sizes(bias, &sizes), "get_sizes");
+    check_call(aoti_torch_get_strides(bias, &strides), "get_strides");
+    return dim == 1 && sizes[0] == given_.out_features && strides[0] == 1;
+  }
+
   bool fits(AtenTensorHandle x) const {
     if (!is_plain(x)) return false;
     std::int32_t dtype = 0;
@@ -136,7 +153,10 @@ class PackedCall {
     return api.dict_get(parameters, given_.weight_name) == given_.weight &&
            api.dict_get(parameters, given_.bias_name) == given_.bias &&
            version_function()(clock_.handle()) == given_.version &&
-           api.in_class(class_of(api, module), given_.forward_name) == given_.forward &&
+           class_of(api, given_.weight) == given_.weight_class &&
+           implementation_in(given_.weight) == weight_ &&
+           class_of(api, module) == given_.module_class &&
+           api.in_class(given_.module_class, given_.forward_name) == given_.forward &&
            (!given_.function ||
             api.dict_get(given_.functions, given_.function_name) == given_.function);
   }
@@ -163,6 +183,7 @@ class PackedCall {
 
   Given given_;
   Tensor clock_, packed_;
+  const void* weight_ = nullptr;
   std::int32_t dtype_ = 0;
   std::string format_, none_ = "none";
   const OwnOperator* own_ = nullptr;

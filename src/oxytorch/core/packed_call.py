@@ -19,7 +19,8 @@ False where this will never compute one again."""
 
 _OBJECTS = (
     "tensor_class", "weight_name", "weight", "bias_name", "bias", "forward_name", "forward",
-    "functions", "function_name", "function", "clock", "packed",
+    "functions", "function_name", "function", "clock", "packed", "module_class",
+    "weight_class", "bias_class",
 )  # fmt: skip
 _NUMBERS = (
     "plain_keys", "inference_keys", "version", "in_features", "out_features", "least_rows",
@@ -84,6 +85,8 @@ def packed_call(module: nn.Module, product: PackedProduct, watched: Watched) -> 
         "forward_name": "forward",
         "clock": product.clock,
         "packed": product.packed,
+        "module_class": type(module),
+        "weight_class": type(module._parameters["weight"]),
         **watched._asdict(),
     }
     objects["function_name"] = objects.pop("name")
@@ -91,6 +94,8 @@ def packed_call(module: nn.Module, product: PackedProduct, watched: Watched) -> 
         del objects["functions"], objects["function_name"], objects["function"]
     if "bias" in module._parameters:
         objects["bias"] = bias
+    if bias is not None:
+        objects["bias_class"] = type(bias)
     given = _Given(
         **{name: id(value) for name, value in objects.items()},
         **dict(zip(("plain_keys", "inference_keys"), _plain_keys(), strict=True)),

@@ -354,6 +354,7 @@ class Places:
     def add_tensor(self, tensor: Tensor) -> None:
         if isinstance(tensor, PackedTensor):
             self.clocks.append(tensor.cell.clock)
+            self.formed.append(tensor)  # another one may be swapped into the object
             return
         self.formed.append(tensor)
         if tensor.layout == torch.strided and is_small(tensor):

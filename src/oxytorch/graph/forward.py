@@ -111,7 +111,7 @@ class Forward(OwnSignature):
     def __init__(self, module: nn.Module, converts: bool = False) -> None:
         super().__init__(module)
         self.converts = converts
-        self._class_forward = type(module).forward
+        self._class, self._class_forward = type(module), type(module).forward
         self._functions = _functions(module)
         self._has_bias = "bias" in module._parameters
         self._lost: dict[str, Any] = {}  # weights that were packed before a file was written
@@ -137,14 +137,18 @@ class Forward(OwnSignature):
         return self.module
 
     def _bias(self) -> Any:
-        """The bias parameter, None where there is none, or False where it is no parameter any more
-        or where the class has another forward, or a function that it calls was replaced."""
-        if type(self.module).forward is not self._class_forward:
+        """The bias parameter, None where there is none, or False where it is no vector and plain
+        parameter any more or where the class is another one or has another forward, or a function
+        that it calls was replaced."""
+        kind = type(self.module)
+        if kind is not self._class or kind.forward is not self._class_forward:
             return False
         for name, function in self._functions:
             if _FUNCTIONAL[name] is not function:
                 return False
-        return self.module._parameters.get("bias", False) if self._has_bias else None
+        bias = self.module._parameters.get("bias", False) if self._has_bias else None
+        is_usual = bias is None or (type(bias) is nn.Parameter and bias.dim() == 1)
+        return bias if is_usual else False
 
     def _repack(self) -> None:
         """Make packed weights of those that came as plain ones from a file."""
