@@ -157,3 +157,15 @@ def test_gradients_that_do_not_read_as_they_are_stored(
             optimizer.step()
     (found,), (wanted,) = (each.param_groups[0]["params"] for each in (ours, plain))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in CASES}))
+def test_an_empty_parameter_takes_a_gradient_of_any_strides(name: str) -> None:
+    weights = [torch.zeros(3, 0), torch.randn(3, 4)]
+    optimizer = make(name, [w.clone() for w in weights])
+    empty, other = optimizer.param_groups[0]["params"]
+    for _ in range(2):
+        empty.grad = torch.zeros(()).expand(3, 0)
+        other.grad = torch.ones(3, 4)
+        optimizer.step()
+    assert not torch.equal(other, weights[1])

@@ -129,6 +129,22 @@ def _held(model: Any) -> Tensor:
     return held
 
 
+def _stored(model: Any) -> Any:
+    """No tensor: what holds a tensor's memory."""
+    return model[0].weight.untyped_storage()
+
+
+def test_in_place_a_storage_that_is_held_is_written_to() -> None:
+    model, stock = _model(), _model()
+    ours, theirs = _stored(model), _stored(stock)
+    optimized = oxytorch.optimize(model, inplace=True, sample_input=X)
+    for storage in (ours, theirs):
+        storage.fill_(0)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(X), stock(X), rtol=1e-4, atol=1e-3)
+    assert not isinstance(optimized[0].weight, PackedTensor)
+
+
 @pytest.mark.parametrize("share", [_flat, _tied, _turned, _held])
 @pytest.mark.parametrize("way", ["default", "sample"])
 @pytest.mark.usefixtures("pack_small_layers")

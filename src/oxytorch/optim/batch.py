@@ -187,7 +187,7 @@ def reads_as_stored(tensor: Tensor) -> bool:
 def _aligned(gradient: Tensor, parameter: Tensor) -> Tensor:
     """The gradient in memory, with the strides of the parameter."""
     if reads_as_stored(gradient):
-        if gradient.is_contiguous() and parameter.is_contiguous():
+        if gradient.is_contiguous() and parameter.is_contiguous() and gradient.numel():
             return gradient
         if gradient.stride() == parameter.stride():
             return gradient

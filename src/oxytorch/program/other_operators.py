@@ -140,8 +140,9 @@ def _linear(capture: Capture, node: fx.Node, bias: Any, x: Any, weight: Any, *fa
 def _power(capture: Capture, node: fx.Node, x: Any, exponent: Any) -> Any:
     """The exponents for which torch calls no `pow`."""
     own = capture.values[x]
-    if exponent == 0.5:
-        return capture.emit("aten::sqrt", [own], Value())
+    root = {0.5: "aten::sqrt", -0.5: "aten::rsqrt"}.get(exponent)
+    if root is not None and meta_of(x).dtype != torch.float16:
+        return capture.emit(root, [own], Value())
     if meta_of(x).dtype == torch.bool and isinstance(exponent, bool):
         raise CaptureError(f"{node.target} of truth values to the power {exponent}")
     # Integers to a power of floating point and truth values give other dtypes than products do.

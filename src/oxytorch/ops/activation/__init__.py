@@ -15,7 +15,7 @@ from .._samples import MEBI, WIDTHS, rows_of_bytes, shape_name, values
 
 def _elu(x: Tensor, alpha: float, scale: float, input_scale: float) -> Tensor:
     below = torch.expm1(x.clamp(max=0) * input_scale) * (alpha * scale)
-    return torch.where(x > 0, x * scale, below)
+    return torch.where(x >= 0, x * scale, below)
 
 
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {

@@ -28,7 +28,7 @@ OXY_INLINE f32v activated(const float* numbers, f32v v, T) {
     case Activation::elu: {
       const f32v below = minimum(splat(0.0f), v * numbers[2]);
       const f32v scaled = numbers[0] * numbers[1] * exponential_less_one(below, T{});
-      return v > 0.0f ? v * numbers[1] : scaled;
+      return v >= 0.0f ? v * numbers[1] : scaled;
     }
     case Activation::power:
       return power(v, static_cast<int>(numbers[0]));

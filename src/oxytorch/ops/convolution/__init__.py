@@ -128,6 +128,8 @@ def convolution(
         x = x.unsqueeze(2)
         other = None if other is None else other.unsqueeze(2)
     geometry = g.padding, g.stride, g.dilation, g.groups
+    if bias is not None:
+        bias = bias.contiguous()  # which oneDNN takes for granted
     result: torch.Tensor
     if post_op.binary is None:
         fused = post_op if post_op.is_fused else NO_POST_OP

@@ -191,6 +191,12 @@ def linear(
         packed = weight.packed
     if not packed.is_mkldnn:
         return _linear_in_panels(x, weight, bias, post_op, other)
+    if bias is not None:
+        if bias.dim() != 1:  # oneDNN leaves out a scalar
+            raise RuntimeError(
+                f"linear: expected bias of shape [{weight.out_features}], got {list(bias.shape)}"
+            )
+        bias = bias.contiguous()  # which oneDNN takes for granted
     if post_op.binary is None and post_op.is_fused:
         result = _MKLDNN._linear_pointwise.default(
             x, packed, bias, post_op.onednn_name, post_op.scalars, post_op.algorithm

@@ -22,7 +22,7 @@ from .convolution_times import (
     winners,
 )
 from .editor import VIEWS, Editor, known, takes_any_order
-from .linear import fuse_after
+from .linear import NO_VECTOR, fuse_after, is_vector
 from .post_ops import is_activation, other_of_sum, words
 
 NORM = "aten::_native_batch_norm_legit_no_training"
@@ -251,6 +251,8 @@ def why_plain(editor: Editor, step: Step, any_size: bool = False, own: bool = Fa
         return "the size of its weight is not known"
     if not any_size and (known(metas[0].shape[1:]) is None or 0 in size_of(metas[0])):
         return "the size of its input is not known, or it is empty"
+    if not own and not all(map(is_vector, metas[2:])):
+        return NO_VECTOR
     return "" if own else supports(metas[0].dtype) or ""
 
 

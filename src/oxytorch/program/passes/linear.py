@@ -136,7 +136,17 @@ def _why_plain(editor: Editor, x: Value, weight: Value, bias: Any) -> str:
     bias_meta = bias.item.meta if isinstance(bias, Some) else meta
     if inner.dtype != meta.dtype or bias_meta is None or bias_meta.dtype != meta.dtype:
         return "input, weight and bias differ in dtype"
+    if isinstance(bias, Some) and not is_vector(bias_meta):
+        return NO_VECTOR
     return "its input is empty" if 0 in inner.shape else why_not_packed(meta)
+
+
+NO_VECTOR = "its bias is no vector in one piece of memory"
+
+
+def is_vector(bias: Tensor) -> bool:
+    """Whether a bias lies in memory as oneDNN takes for granted."""
+    return bias.dim() == 1 and bias.is_contiguous()
 
 
 def why_not_packed(weight: Tensor) -> str:
