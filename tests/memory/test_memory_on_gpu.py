@@ -319,4 +319,4 @@ def test_recorded_run_replays_as_it_was(tmp_path: Path) -> None:
     trace = traces.load(path)
     assert [text for _, text in trace.marks] == [f"step {step}" for step in range(5)]
     assert trace.about.lost == 0
-    assert any("<string>" in site for site in trace.sites)
+    assert any("forward" in site for site in trace.sites)  # of torch: `python -c` has no file
