@@ -203,7 +203,7 @@ def test_report_command_prints_tables(
         (("models", "--only", "bret"), "unknown name 'bret'; choices: bert,"),
         (("models", "--peers", "tensorflow"), "unknown name 'tensorflow'; choices: eager,"),
         (("models", "--dtype", "float64"), "unknown name 'float64'; choices: float32,"),
-        (("ops", "--only", "relu6"), "unknown name 'relu6'; choices: add_layer_norm,"),
+        (("ops", "--only", "relu6"), "unknown name 'relu6'; choices: activation, add_layer_norm,"),
         (("ops", "--isa", "sse2"), "unknown name 'sse2'"),
         (("optim", "--only", "Adan"), "unknown name 'Adan'; choices: SGD, Adam,"),
         (("optim", "--case", "gpt"), "unknown name 'gpt'; choices: bert, small"),
