@@ -7,7 +7,7 @@ rounded values.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from tiny import tiny
 
 from .compare import Log
 from .registers import into_of
-from .transformers_models import gpt2, llama, t5, token_ids
+from .transformers_models import gpt2, llama, spread, t5, token_ids
 
 transformers = pytest.importorskip("transformers")
 
@@ -401,17 +401,8 @@ def _weights_changed_between(model: Any, log: Log) -> None:
         log(model.generate(ids, do_sample=False, **LENGTH))
 
 
-def _cases() -> Iterator[Any]:
-    for number, name in enumerate(USES):
-        for turn, form in enumerate(FORMS):
-            often = number % 6 == turn
-            yield pytest.param(
-                name, form, id=f"{name}-{form}", marks=() if often else pytest.mark.slow
-            )
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "form"), _cases())
+@pytest.mark.parametrize(("name", "form"), spread(USES, FORMS))
 def test_generate(check: Callable[..., None], name: str, form: str) -> None:
     network, function = USES[name]
     if form.startswith("llm") and network in ENCODED:

@@ -14,7 +14,7 @@ from torch import nn
 
 from .compare import Log
 from .registers import into, into_of
-from .transformers_models import MODELS, loss_of, see, token_ids, train
+from .transformers_models import MODELS, loss_of, see, spread, token_ids, train
 
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -201,12 +201,16 @@ def _looked_at(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
     see(model.get_base_model(), inputs, log)
 
 
-@use
-def _several_adapters(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
+def _add_second(model: Any, adapter: Any) -> None:
     torch.manual_seed(8)
-    model.add_adapter("second", lora(["q_proj", "up_proj"], r=2))
+    model.add_adapter("second", adapter)
     model.set_adapter("second")
     stirred(model)
+
+
+@use
+def _several_adapters(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
+    _add_second(model, lora(["q_proj", "up_proj"], r=2))
     model.eval()
     see(model, inputs, log)
     model.set_adapter("default")
@@ -222,10 +226,7 @@ def _several_adapters(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> 
 
 @use
 def _weighted_adapters(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
-    torch.manual_seed(8)
-    model.add_adapter("second", lora())
-    model.set_adapter("second")
-    stirred(model)
+    _add_second(model, lora())
     names, weights = ["default", "second"], [0.7, 0.4]
     for kind in ("linear", "cat", "ties", "dare_linear", "dare_ties", "magnitude_prune", "svd"):
         torch.manual_seed(9)
@@ -241,10 +242,7 @@ def _weighted_adapters(model: Any, inputs: dict[str, torch.Tensor], log: Log) ->
 
 @use
 def _rows_of_different_adapters(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
-    torch.manual_seed(8)
-    model.add_adapter("second", lora())
-    model.set_adapter("second")
-    stirred(model)
+    _add_second(model, lora())
     model.eval()
     names = ["second", "__base__"]
     with torch.no_grad():
@@ -604,17 +602,8 @@ def test_use_of_adapters(check: Callable[..., None], name: str, order: str, form
     check(build, run, form, MODELS["llama"][1], tolerance=_tolerance(form, name))
 
 
-def _base_cases() -> Iterator[Any]:
-    for number, name in enumerate(BASE_USES):
-        for turn, form in enumerate(FORMS):
-            often = number % len(FORMS) == turn
-            yield pytest.param(
-                name, form, id=f"{name}-{form}", marks=() if often else pytest.mark.slow
-            )
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "form"), _base_cases())
+@pytest.mark.parametrize(("name", "form"), spread(BASE_USES, FORMS))
 def test_base_model(check: Callable[..., None], name: str, form: str) -> None:
     network, run = BASE_USES[name]
     if form.startswith("llm") and network not in ("gpt2", "llama"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -15,6 +16,16 @@ from .compare import Log
 
 def token_ids(rows: int = 2, columns: int = 7) -> torch.Tensor:
     return torch.randint(5, 90, (rows, columns), generator=torch.Generator().manual_seed(3))
+
+
+def spread(uses: Iterable[str], forms: Sequence[str]) -> Iterator[Any]:
+    """Every use in every form; one form of each use, in turn, is not slow."""
+    for number, name in enumerate(uses):
+        for turn, form in enumerate(forms):
+            often = number % len(forms) == turn
+            yield pytest.param(
+                name, form, id=f"{name}-{form}", marks=() if often else pytest.mark.slow
+            )
 
 
 _SIZES = {
