@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from .core.described_file import DescribedFile
+from .core.whole_file import check_destination
 
 if TYPE_CHECKING:
     from .llm import LanguageModel
@@ -42,22 +43,25 @@ def save(
     and padding tokens, stop strings and repetition penalty. It has no tokenizer.
 
     Raises TypeError if `model` is none of these or the sample or `dynamic_shapes` is missing or not
-    wanted, ValueError if the module is in training mode or the file cannot hold it, and torch's
-    errors where a module cannot be exported.
+    wanted, FileNotFoundError or IsADirectoryError if no file can be written to `path`, ValueError if
+    the module is in training mode or the file cannot hold it, and torch's errors where a module
+    cannot be exported.
     """
     if sample_input is None and dynamic_shapes is not None:
         raise TypeError(
             "save: expected no dynamic_shapes without sample_input; it is for a module that is "
             "exported: oxytorch.save(model, path, sample_input=x, dynamic_shapes=...)"
         )
+    path = Path(path)
+    check_destination(path)
     if sample_input is None and not _is_program(model):
         from .llm import saving as language_models  # which a program has no use for
 
         if language_models.is_language_model(model):
-            return language_models.save(model, Path(path))
+            return language_models.save(model, path)
     from .program import files as programs
 
-    return programs.save(model, Path(path), sample_input, dynamic_shapes)
+    return programs.save(model, path, sample_input, dynamic_shapes)
 
 
 def _is_program(model: object) -> bool:

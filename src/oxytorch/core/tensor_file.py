@@ -189,11 +189,6 @@ def write(
     they begin at one. An existing file is replaced at the end, not written to: who has mapped it
     keeps the old one.
     """
-    if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"{path}: expected an existing folder to write to, found no {path.parent}; create it "
-            "first"
-        )
     ordered = sorted(sources.items(), key=_rank)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0

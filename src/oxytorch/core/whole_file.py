@@ -8,12 +8,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+def check_destination(path: Path) -> None:
+    """Raises FileNotFoundError or IsADirectoryError where no file can be written to `path`; for long
+    work whose result goes there, to be asked before it begins."""
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"{path}: expected the name of a file to write, found a folder; add a name to it"
+        )
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"{path}: expected an existing folder to write to, found no {path.parent}; create it "
+            "first"
+        )
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to, beside `path`; at the end, in one step, that file replaces `path`.
 
-    If the block raises, `path` stays as it was. Whoever has mapped the old file keeps it.
+    If the block raises, `path` stays as it was. Whoever has mapped the old file keeps it. Raises
+    what `check_destination` does.
     """
+    check_destination(path)
     unfinished = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         yield unfinished

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from ..core.whole_file import check_destination
 from . import files
 from .model import ProgramModel
 
@@ -82,14 +83,14 @@ def run(arguments: argparse.Namespace) -> int:
     source: Path = arguments.source
     target: Path = arguments.target or source.with_suffix(".oxy")
     try:
+        if not arguments.text:
+            _check_target(target, source)
         exported = _exported(source, arguments.modules)
         began = time.perf_counter()
         model = _program(exported)
         if arguments.text:
             print(model)
             return 0
-        if target.resolve() == source.resolve():
-            raise ValueError(f"expected a target other than the source, got {target}")
         files.save(model, target)
     except (ValueError, OSError) as error:
         print(f"oxytorch convert: {error}", file=sys.stderr)
@@ -100,6 +101,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.no_check:
         return 0
     return _compare(exported, target)
+
+
+def _check_target(target: Path, source: Path) -> None:
+    """Raises ValueError or OSError where nothing can be written to `target`, before the work."""
+    check_destination(target)
+    if target.resolve() == source.resolve():
+        raise ValueError(f"expected a target other than the source, got {target}")
 
 
 class _Reason(logging.Filter):
