@@ -168,6 +168,18 @@ bool is_dense(const Tensor& tensor) {
   return true;
 }
 
+Elements elements_of(const Tensor& x, std::int32_t out_dtype_code) {
+  Elements elements;
+  if (is_dense(x)) {
+    elements.out = empty_strided(x.sizes().values, x.strides().values, x.dim(), out_dtype_code);
+    elements.x = x.data();
+  } else {
+    elements.out = empty(x.sizes(), out_dtype_code);
+    elements.x = contiguous_data(x, elements.copy);
+  }
+  return elements;
+}
+
 Rows rows_of(const Tensor& tensor) {
   const std::int64_t width = tensor.size(-1);
   const std::int64_t numel = tensor.numel();

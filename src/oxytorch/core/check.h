@@ -32,6 +32,16 @@ void check_cpu(const char* op, const char* argument, const Tensor& tensor);
 // Whether the elements fill a stretch of memory without holes, in any order of the dimensions.
 bool is_dense(const Tensor& tensor);
 
+// The values of a tensor for an operation on each element, and the tensor for the results, in the
+// same order of memory where that has no holes. Copies the values only where it has.
+struct Elements {
+  Tensor copy;
+  Tensor out;
+  const void* x;
+};
+
+Elements elements_of(const Tensor& x, std::int32_t out_dtype_code);
+
 // A tensor seen as rows: last dimension contiguous, one stride between rows.
 // Copies the tensor only where it cannot be seen so.
 struct Rows {

@@ -28,11 +28,12 @@ from ..rewriting.changes import AttributeSet, Change, ChangeLog, log_of
 from ..rewriting.driver import run_passes
 from ..rewriting.report import Report
 from . import processes
-from .passes.cast import dtypes
+from .passes.cast import asked, dtypes
 from .training_modules import (
     TAKE_ANY,
     Bfloat16Forward,
     Conversion,
+    ModelForward,
     OwnDtypeForward,
     ParametrizationForward,
     Saving,
@@ -221,16 +222,29 @@ def _prepare_layers(
     lists = [module for module in modules if isinstance(module, ParametrizationList)]
     # They run in float32, with what is in them.
     inner = {below for own in lists for below in own.modules()} - {*lists}
+    kept = _named_float32(model, log)
     for module in modules:
-        forward = None if module in inner else _forward(module, layers)
+        forward = None if module in inner else _forward(module, layers, module in kept)
         if forward is not None:
             log.set_forward(module, forward)
         log.changes.append(AttributeSet(module, "_apply", Conversion(module)))
     return layers
 
 
-def _forward(module: nn.Module, layers: list[nn.Module]) -> UpperHalvesForward | None:
-    """What the module's forward is to be, where it is not to stay; layers: those in bfloat16."""
+def _named_float32(model: nn.Module, log: ChangeLog) -> set[nn.Module]:
+    """The modules that a key of the dtypes asked for leaves in float32."""
+    rules = log.dtype if isinstance(log, TrainingLog) and isinstance(log.dtype, Mapping) else {}
+    named = model.named_modules()
+    return {module for path, module in named if asked(path, module, rules) == torch.float32}
+
+
+def _forward(
+    module: nn.Module, layers: list[nn.Module], is_kept: bool
+) -> UpperHalvesForward | None:
+    """What the module's forward is to be, where it is not to stay.
+
+    layers: those in bfloat16. is_kept: whether a key leaves the module in float32.
+    """
     if isinstance(module, ParametrizationList) and module in layers:
         return ParametrizationForward(module)
     # A layer without a bias may have no parameters but those that its weight is made of.
@@ -238,6 +252,8 @@ def _forward(module: nn.Module, layers: list[nn.Module]) -> UpperHalvesForward |
     made_from = parts.values() if isinstance(parts, nn.ModuleDict) else ()
     if module in layers or any(part in layers for part in made_from):
         return Bfloat16Forward(module)
+    if is_kept and not is_layer(module):
+        return OwnDtypeForward(module)
     if _floats(module) and is_layer(module) and type(module) not in TAKE_ANY:
         # Amid others that return bfloat16 it is given its own dtype.
         return OwnDtypeForward(module)
@@ -246,8 +262,7 @@ def _forward(module: nn.Module, layers: list[nn.Module]) -> UpperHalvesForward |
 
 def _watch_modules(model: nn.Module, log: ChangeLog) -> None:
     """Prepares the model itself: what is put into it later is found when it is called."""
-    if "forward" not in model.__dict__:
-        log.set_forward(model, UpperHalvesForward(model))
+    log.set_forward(model, ModelForward(model))
     if hasattr(type(model), "save_pretrained"):
         log.changes.append(AttributeSet(model, "save_pretrained", Saving(model)))
     for function in (processes.refuse_sharding, _prepare_when_called):

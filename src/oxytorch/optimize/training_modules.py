@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..graph.boundary import is_about_dtypes
+from ..graph.errors import DtypeError
 from ..graph.forward import OwnSignature
 from ..graph.mixed_norms import norms_in_one_dtype
 from ..optim import split_parameter
@@ -42,12 +44,51 @@ class UpperHalvesForward(OwnSignature):
             return type(self.module).forward(self.module, *args, **kwargs)
 
 
+class ModelForward(OwnSignature):
+    """The forward of the model itself, its class's or one that was set before: on the CPU under
+    autocast, since its code may bring float32 tensors together with bfloat16 ones."""
+
+    stands_in = False
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.inner = module.__dict__.get("forward", UpperHalvesForward(module))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            with _autocast(self.module):
+                return self.inner(*args, **kwargs)
+        try:
+            with _autocast(self.module):
+                return self.inner(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError) as error:
+            if not is_about_dtypes(error):
+                raise
+            raise DtypeError(_advice(self.module)) from error
+
+
+def _advice(model: nn.Module) -> str:
+    device = _device(model)
+    remedies = [
+        "pass its inputs in bfloat16",
+        "convert one of the two in the model's code (x.to(y.dtype))",
+        "name a part that is to compute in float32: optimize(..., dtype={'': torch.bfloat16, "
+        "'path.of.the.part': torch.float32})",
+    ]
+    if device != "cpu":
+        remedies.insert(0, f"call the model under torch.autocast({device!r}, torch.bfloat16)")
+    return (
+        f"the code of {type(model).__name__}, which is trained in bfloat16, mixes dtypes where "
+        f"torch does not convert them (the error above says where); {'; or '.join(remedies)}"
+    )
+
+
 class Bfloat16Forward(UpperHalvesForward):
     """The same of a module that is to compute in bfloat16.
 
-    While its parameters are plain float32, for no optimizer of ours holds them all, or one of them
-    was replaced since or is made of others, it runs under autocast. Layers of torch are given
-    bfloat16 and return it.
+    Layers of torch are given bfloat16 and return it. While their parameters are plain float32, for
+    no optimizer of ours holds them all, or one of them was replaced since or is made of others,
+    they run under autocast, as other modules always do on the CPU.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -60,6 +101,14 @@ class Bfloat16Forward(UpperHalvesForward):
         is_split = bool(self.names) and all(type(own.get(n)) is SplitParameter for n in self.names)
         return is_split and "parametrizations" not in self.module._modules
 
+    def _casting(self, layer: bool, is_split: bool, is_whole: bool) -> AbstractContextManager[None]:
+        """What autocast is to do within the forward."""
+        if is_whole:
+            return torch.autocast(_device(self.module), enabled=False)
+        if is_split:
+            return nullcontext() if layer else _autocast(self.module)
+        return torch.autocast(_device(self.module), torch.bfloat16)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
         layer = is_layer(module)
@@ -70,11 +119,8 @@ class Bfloat16Forward(UpperHalvesForward):
             dtype = torch.float32 if is_whole else torch.bfloat16
             args, kwargs = converted(args, dtype), converted(kwargs, dtype)
         with split_parameter.whole() if is_whole else _computing():
-            if is_split or is_whole:
+            with self._casting(layer, is_split, is_whole):
                 result = type(module).forward(module, *args, **kwargs)
-            else:
-                with torch.autocast(_device(module), torch.bfloat16):
-                    result = type(module).forward(module, *args, **kwargs)
         return converted(result, torch.bfloat16) if layer and not is_split else result
 
 
@@ -93,20 +139,29 @@ class ParametrizationForward(UpperHalvesForward):
 
 
 class OwnDtypeForward(UpperHalvesForward):
-    """The forward of a layer of torch that keeps its dtype among others, which it is given."""
+    """The forward of a module that keeps its dtype among others, which it is given."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        own = (p for p in self.module._parameters.values() if p is not None)
-        dtype = next((p.dtype for p in own if p.is_floating_point()), None)
+        own = (p for p in self.module.parameters() if p.is_floating_point())
+        dtype = next((p.dtype for p in own), None)
         if dtype is not None:
             args, kwargs = converted(args, dtype), converted(kwargs, dtype)
-        return super().__call__(*args, **kwargs)
+        with torch.autocast(_device(self.module), enabled=False):
+            return super().__call__(*args, **kwargs)
 
 
 def _device(module: nn.Module) -> str:
     """The kind of device that the module's parameters are on."""
     first = next(module.parameters(), None)
     return "cpu" if first is None else first.device.type
+
+
+def _autocast(module: nn.Module) -> AbstractContextManager[None]:
+    """Autocast to bfloat16 on the CPU, where its list holds products alone and costs no time; the
+    user's own comes first. On GPUs it would make normalizations and softmax float32."""
+    if _device(module) != "cpu" or torch.is_autocast_enabled("cpu"):
+        return nullcontext()
+    return torch.autocast("cpu", torch.bfloat16)
 
 
 def _computing() -> AbstractContextManager[None]:

@@ -11,17 +11,13 @@ namespace oxytorch {
 inline Tensor converted(const char* op, const Tensor& x, Number number, float factor,
                         std::int64_t zero_point) {
   check_cpu(op, "x", x);
-  const bool keeps_order = is_dense(x);
-  Tensor copy;
-  Tensor out = keeps_order ? empty_strided(x.sizes().values, x.strides().values, x.dim(),
-                                           dtype_code_of(number))
-                           : empty(x.sizes(), dtype_code_of(number));
+  Elements elements = elements_of(x, dtype_code_of(number));
   const std::int64_t count = x.numel();
-  if (count == 0) return out;
+  if (count == 0) return std::move(elements.out);
   constexpr std::int64_t kStretch = 4096;
   QuantizeArgs args{
-      .x = keeps_order ? x.data() : contiguous_data(x, copy),
-      .out = out.mutable_data(),
+      .x = elements.x,
+      .out = elements.out.mutable_data(),
       .count = count,
       .stretch = kStretch,
       .x_number = check_number(op, "x", x),
@@ -31,7 +27,7 @@ inline Tensor converted(const char* op, const Tensor& x, Number number, float fa
   };
   run(quantize_stretches_copies, args, divide_up(count, kStretch),
       kStretch * (size_of(args.x_number) + size_of(number)));
-  return out;
+  return std::move(elements.out);
 }
 
 }  // namespace oxytorch

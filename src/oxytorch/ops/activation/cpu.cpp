@@ -33,17 +33,13 @@ static Tensor activation(const Tensor& x, const std::string& name,
       fail(kOp, "numbers", "a whole exponent from 2 to 8", std::to_string(exponent));
     }
   }
-  const bool keeps_order = is_dense(x);
-  Tensor copy;
-  Tensor out = keeps_order
-                   ? empty_strided(x.sizes().values, x.strides().values, x.dim(), x.dtype_code())
-                   : empty(x.sizes(), x.dtype_code());
+  Elements elements = elements_of(x, x.dtype_code());
   const std::int64_t count = x.numel();
-  if (count == 0) return out;
+  if (count == 0) return std::move(elements.out);
   constexpr std::int64_t kStretch = 4096;
   ActivationArgs args{
-      .x = keeps_order ? x.data() : contiguous_data(x, copy),
-      .out = out.mutable_data(),
+      .x = elements.x,
+      .out = elements.out.mutable_data(),
       .count = count,
       .stretch = kStretch,
       .numbers = {},
@@ -52,7 +48,7 @@ static Tensor activation(const Tensor& x, const std::string& name,
   };
   for (std::size_t i = 0; i < numbers.size(); ++i) args.numbers[i] = static_cast<float>(numbers[i]);
   run(activation_copies, args, divide_up(count, kStretch), 2 * kStretch * size_of(dtype));
-  return out;
+  return std::move(elements.out);
 }
 
 OXY_OP(activation, "(Tensor x, str name, float[] numbers) -> Tensor", activation)

@@ -130,7 +130,8 @@ def _boundaries(context: OptimizeContext) -> dict[nn.Module, Boundary]:
             boundary = _following(boundary, module, nearest)
         if boundary is not None:
             found[module] = boundary
-    if context.model not in converted and not isinstance(context.model, torch.jit.ScriptModule):
+    explained = context.model not in converted or context.model in found
+    if explained and not isinstance(context.model, torch.jit.ScriptModule):
         explains = min((context.dtype_of[m] for m in converted), key=lambda d: d.itemsize)
         found[context.model] = replace(found.get(context.model, Boundary()), explains=explains)
     core, own = core_of(context.model), core_dtype(context.model)
