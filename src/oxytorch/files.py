@@ -43,8 +43,8 @@ def save(
     and padding tokens, stop strings and repetition penalty. It has no tokenizer.
 
     Raises TypeError if `model` is none of these or the sample or `dynamic_shapes` is missing or not
-    wanted, FileNotFoundError or IsADirectoryError if no file can be written to `path`, ValueError if
-    the module is in training mode or the file cannot hold it, and torch's errors where a module
+    wanted, FileNotFoundError or IsADirectoryError if no file can be written to `path`, ValueError
+    if the module is in training mode or the file cannot hold it, and torch's errors where a module
     cannot be exported.
     """
     if sample_input is None and dynamic_shapes is not None:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 
 def check_destination(path: Path) -> None:
-    """Raises FileNotFoundError or IsADirectoryError where no file can be written to `path`; for long
-    work whose result goes there, to be asked before it begins."""
+    """Raises FileNotFoundError or IsADirectoryError where no file can be written to `path`.
+
+    For long work whose result goes there, to be asked before it begins.
+    """
     if path.is_dir():
         raise IsADirectoryError(
             f"{path}: expected the name of a file to write, found a folder; add a name to it"

@@ -118,9 +118,9 @@ class Bfloat16Forward(UpperHalvesForward):
         if layer and type(module) not in TAKE_ANY:
             dtype = torch.float32 if is_whole else torch.bfloat16
             args, kwargs = converted(args, dtype), converted(kwargs, dtype)
-        with split_parameter.whole() if is_whole else _computing():
-            with self._casting(layer, is_split, is_whole):
-                result = type(module).forward(module, *args, **kwargs)
+        weights = split_parameter.whole() if is_whole else _computing()
+        with weights, self._casting(layer, is_split, is_whole):
+            result = type(module).forward(module, *args, **kwargs)
         return converted(result, torch.bfloat16) if layer and not is_split else result
 
 

@@ -142,6 +142,8 @@ def _refusal(module: nn.Module, recognizer: Recognizer, is_closed: bool) -> str 
     if is_closed:
         return "its parent reads its weights itself"
     if recognizer.linear(module) is None:
+        if isinstance(module, nn.Linear):
+            return f"the forward of {type(module).__name__} is not that of torch.nn.Linear"
         return f"{type(module).__name__} is no linear layer"
     reason = why_not_plain(weight)
     if reason is not None:

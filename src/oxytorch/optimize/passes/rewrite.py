@@ -140,7 +140,7 @@ def _install(
 ) -> None:
     forms = {p.form: p.source for p, _ in found}
     if any(forms[p.form] != p.source for p, _ in found):
-        context.skipped("fuse", module, "its calls differ though their form is the same")
+        context.skipped("fuse", module, "the calls of this module run different code")
         return
     distinct = {p.form: (p, home) for p, home in reversed(found)}
     region = Region(module, [p for p, _ in distinct.values()])
