@@ -67,12 +67,29 @@ def test_cpu_memory_that_the_machine_lacks_is_refused_as_without_it(policy: str)
                 assert "can't allocate memory" in str(error), error
             else:
                 raise AssertionError(times)
-        assert memory.memory_reserved("cpu") < there
+        assert memory.memory_reserved("cpu") == memory.max_memory_reserved("cpu") == 0
         x = torch.ones(8 << 20, dtype=torch.uint8)
         assert memory.memory_allocated("cpu") == 8 << 20
         print("done")
     """)
     assert out == "done\n"
+
+
+def test_limit_of_cpu_memory_ends_with_0() -> None:
+    out = run("""
+        import torch
+        from oxytorch import memory
+        memory.use("cpu")
+        memory.set_memory_limit(40 << 20, "cpu")
+        inside = torch.ones(5 << 20)
+        beyond = torch.ones(15 << 20)  # of the C library
+        print(memory.max_memory_reserved("cpu") >> 20, memory.memory_stats("cpu")["num_ooms"])
+        memory.set_memory_limit(0, "cpu")
+        more = torch.ones(15 << 20)
+        print(memory.memory_allocated("cpu") >> 20)
+        assert inside.sum() + beyond.sum() + more.sum() == 35 << 20
+    """)
+    assert out == "20 1\n80\n"
 
 
 def test_cpu_memory_survives_fork_and_threads() -> None:
@@ -133,7 +150,7 @@ def test_statistics_need_use() -> None:
 def test_use_names_what_it_takes() -> None:
     with pytest.raises(ValueError, match="use: expected device 'cuda', 'xpu' or 'cpu', got 'mps'"):
         memory.use("mps")
-    with pytest.raises(ValueError, match="'expandable' or 'native' on the CPU"):
+    with pytest.raises(ValueError, match=r"use: policy: .* leave policy out for 'expandable'"):
         memory.use("cpu", policy="mapped")
     with pytest.raises(ValueError, match="restore: expected device 'cpu'"):
         memory.restore("cuda")
@@ -382,9 +399,11 @@ def test_limit_is_kept_and_named() -> None:
     allocator = _core.Allocator(fake.table, "mapped")
     allocator.set_limit(0, 32 * MiB)
     keep = allocator.allocate(0, 20 * MiB)
+    peaks = {key: value for key, value in allocator.statistics(0).items() if ".peak" in key}
     with pytest.raises(memory.OutOfMemoryError, match="The limit ends this, not the device"):
         allocator.allocate(0, 20 * MiB)
     assert keep
+    assert peaks.items() <= allocator.statistics(0).items()
     assert allocator.statistics(0)["num_ooms"] == 1
     allocator.set_limit(0, 0)
     assert allocator.allocate(0, 20 * MiB)

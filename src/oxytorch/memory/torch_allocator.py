@@ -124,7 +124,8 @@ def _policy_of(call: str, device: str, policy: str | None) -> str:
         return _POLICIES[device]
     if policy not in _core.POLICIES:
         raise ValueError(
-            f"{call}: policy: expected one of {', '.join(_core.POLICIES)}, got {policy!r}"
+            f"{call}: policy: expected one of {', '.join(_core.POLICIES)}, got {policy!r}; "
+            f"leave it out for {_POLICIES[device]!r}"
         )
     return policy
 
@@ -132,8 +133,8 @@ def _policy_of(call: str, device: str, policy: str | None) -> str:
 def _use_host(policy: str) -> None:
     if policy == "mapped":
         raise ValueError(
-            "policy: expected 'expandable' or 'native' on the CPU, got 'mapped'; the system has no "
-            "physical pages to map twice"
+            "use: policy: expected 'expandable' or 'native' for 'cpu', got 'mapped', which maps "
+            "pages of a device; leave policy out for 'expandable'"
         )
     library = _core.library()
     with _lock:
