@@ -75,6 +75,24 @@ def test_cpu_memory_that_the_machine_lacks_is_refused_as_without_it(policy: str)
     assert out == "done\n"
 
 
+def test_fraction_of_no_memory_is_no_end_of_the_limit() -> None:
+    out = run("""
+        import ctypes
+        from oxytorch.memory import OutOfMemoryError, _core
+        fake = _core.Fake(64 << 20)
+        allocator = _core.Allocator(fake.table, "mapped")
+        library = _core.library()
+        library.oxytorch_memory_install(allocator.handle, 0)
+        for fraction in (0.0, 1e-12, 0.5):
+            library.oxytorch_memory_torch_set_fraction(ctypes.c_double(fraction), 0)
+            try:
+                print(allocator.allocate(0, 20 << 20) > 0)
+            except OutOfMemoryError:
+                print("out of memory")
+    """)
+    assert out.splitlines() == ["out of memory", "out of memory", "True"]
+
+
 def test_limit_of_cpu_memory_ends_with_0() -> None:
     out = run("""
         import torch
