@@ -32,6 +32,16 @@ def test_wrong_arguments_are_named_with_what_to_do(call) -> None:
             call(trace, limit=wrong)
 
 
+@pytest.mark.parametrize("call", [replay, advise])
+def test_trace_that_contradicts_itself_is_refused(call) -> None:
+    trace = Trace()
+    trace.alloc(1 << 20)
+    trace.event(Kind.FREE, 0)
+    trace.event(Kind.FREE, 0)
+    with pytest.raises(traces.TraceError, match=f"{call.__name__}: trace: event 2 is FREE of"):
+        call(trace)
+
+
 def test_allocators_of_a_replay_are_names() -> None:
     trace = made_traces.training(steps=1, layers=1)
     with pytest.raises(TypeError, match=r"for one of them give \['oxytorch'\]"):

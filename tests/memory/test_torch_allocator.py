@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,6 +109,27 @@ def test_limit_of_cpu_memory_ends_with_0() -> None:
         assert inside.sum() + beyond.sum() + more.sum() == 35 << 20
     """)
     assert out == "20 1\n80\n"
+
+
+@pytest.mark.parametrize("policy", ["expandable", "native"])
+def test_cpu_tensors_ask_for_huge_pages(policy: str) -> None:
+    smaps = Path("/proc/self/smaps")
+    if not (smaps.exists() and Path("/sys/kernel/mm/transparent_hugepage").exists()):
+        pytest.skip("this system has no huge pages, or does not show them")
+    out = run(f"""
+        import torch
+        from oxytorch import memory
+        memory.use("cpu", policy={policy!r})
+        x = torch.ones(16 << 20, dtype=torch.uint8)
+        print(x.data_ptr() % (2 << 20) if {policy == "native"} else 0)
+        for line in open("/proc/self/smaps"):
+            words = line.split()
+            if "-" in words[0] and not words[0].endswith(":"):
+                begin, end = (int(each, 16) for each in words[0].split("-"))
+            elif words[0] == "VmFlags:" and begin <= x.data_ptr() < end:
+                print("hg" in words)  # madvise(MADV_HUGEPAGE)
+    """)
+    assert out == "0\nTrue\n"
 
 
 def test_cpu_memory_survives_fork_and_threads() -> None:
@@ -271,6 +293,26 @@ def test_large_block_is_put_together_of_free_pages() -> None:
     native.close()
     allocator.close()
     assert fake.counts()["held_bytes"] == 0
+    assert fake.mistake() == ""
+    fake.end()
+
+
+@pytest.mark.parametrize("policy", _core.POLICIES)
+def test_nothing_waits_for_the_device_while_there_is_memory(policy: str) -> None:
+    fake = _core.Fake(1 << 30, event_delay=-1)  # no work is ever done unless somebody waits
+    allocator = _core.Allocator(fake.table, policy)
+    for size in (MiB // 2, 3 * MiB, 40 * MiB):
+        block = allocator.allocate(0, size, 8)
+        allocator.record_stream(block, 16)
+        allocator.free(block)
+        again = allocator.allocate(0, size, 8)
+        assert again != block, "stream 16 may still read it"
+        allocator.free(again)
+        assert allocator.allocate(0, size, 8) == again
+        assert allocator.allocate(0, size, 16) not in (block, again)
+    assert fake.counts()["wait"] == 0
+    assert allocator.statistics(0)["num_sync_all_streams"] == 0
+    allocator.close()
     assert fake.mistake() == ""
     fake.end()
 

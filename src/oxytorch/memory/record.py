@@ -16,6 +16,7 @@ import torch
 from . import snapshot
 from . import trace as traces
 from .sizes import size
+from .torch_allocator import device_of
 from .trace import About, Trace
 
 MOST_EVENTS = 1_000_000
@@ -131,9 +132,7 @@ def _device(device: torch.device | int | str | None) -> int:
             "record: torch's allocation history is being recorded already; stop that first with "
             "torch.cuda.memory._record_memory_history(None)"
         )
-    chosen = torch.device("cuda" if device is None else device)
-    if isinstance(device, int):
-        chosen = torch.device("cuda", device)
+    chosen = device_of(device)
     if chosen.type != "cuda":
         raise ValueError(f"record: expected a CUDA device, got {chosen}")
     return torch.cuda.current_device() if chosen.index is None else chosen.index

@@ -15,7 +15,7 @@ from typing import Any
 from . import _core, offline
 from .errors import OutOfMemoryError
 from .stock import OutOfMemory, Settings, StockAllocator
-from .trace import Kind, Trace, live_after, peak, rounded
+from .trace import Kind, Trace, TraceError, live_after, peak, rounded
 
 STANDARD = ("native-policy", "expandable", "oxytorch", "offline-bound")
 NAMES = (*STANDARD, "offline-contiguous")
@@ -111,12 +111,16 @@ def replay(
 
 
 def check_arguments(call: str, trace: Trace, limit: int | None) -> None:
-    """Raise where a trace is none, or a limit no number of bytes."""
+    """Raise where a trace is none or contradicts itself, or a limit is no number of bytes."""
     if not isinstance(trace, Trace):
         raise TypeError(
             f"{call}: trace: expected a Trace, got {type(trace).__name__}; "
             "oxytorch.memory.load_trace(path) reads one"
         )
+    try:
+        trace.check()
+    except TraceError as error:
+        raise TraceError(f"{call}: trace: {error}") from error
     if limit is None:
         return
     if isinstance(limit, bool) or not isinstance(limit, int):

@@ -63,6 +63,24 @@ def kind_of(call: str, device: torch.device | str, kinds: tuple[str, ...]) -> st
     return kind
 
 
+Device = torch.device | int | str | None
+
+
+def device_of(device: Device) -> torch.device:
+    """The device that a user means: a number is a CUDA device's, None is "cuda"."""
+    try:
+        if isinstance(device, int) and not isinstance(device, bool):
+            return torch.device(f"cuda:{device}")
+        if device is not None and not isinstance(device, str | torch.device):
+            raise TypeError(f"{type(device).__name__} is no device")
+        return torch.device("cuda" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            "device: expected a torch device, its name such as 'cuda:0' or 'cpu', or the number of "
+            f"a CUDA device, got {device!r}"
+        ) from error
+
+
 def installed(device: str) -> Installed | None:
     """The allocator that `use` or `pool` has made for a kind of device; None: there is none."""
     return _installed.get(device)
