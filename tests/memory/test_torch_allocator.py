@@ -297,6 +297,22 @@ def test_large_block_is_put_together_of_free_pages() -> None:
     fake.end()
 
 
+def test_small_blocks_in_parts_of_large_pages_are_found_without_a_survey() -> None:
+    fake = _core.Fake(1 << 30, event_delay=-1)
+    allocator = _core.Allocator(fake.table, "mapped")
+    kept = allocator.allocate(0, 5 * MiB, 8)  # 3 MiB of its second page are free
+    allocator.free(allocator.allocate(0, 64 * MiB, 16))  # pages of a stream that is not done
+    allocator.free(allocator.allocate(0, 8 * MiB, 8))
+    before = fake.counts()
+    blocks = [allocator.allocate(0, 512, 8) for _ in range(100)]
+    assert len({*blocks, kept}) == 101
+    # A survey asks whether the other stream is done.
+    assert fake.counts() == before
+    allocator.close()
+    assert fake.mistake() == ""
+    fake.end()
+
+
 @pytest.mark.parametrize("policy", _core.POLICIES)
 def test_nothing_waits_for_the_device_while_there_is_memory(policy: str) -> None:
     fake = _core.Fake(1 << 30, event_delay=-1)  # no work is ever done unless somebody waits
