@@ -198,10 +198,18 @@ def c_small_ops():
 
 
 def c_pairs():
-    if not ours:
-        return
-    a = memory.torch_allocator.installed("cuda").allocator
-    torch.zeros(1, device=dev)
+    if ours:
+        torch.zeros(1, device=dev)
+        pairs("cuda")
+
+
+def c_cpu_pairs():
+    memory.use("cpu")
+    pairs("cpu")
+
+
+def pairs(kind):
+    a = memory.torch_allocator.installed(kind).allocator
     for name, sizes in {
         "512B": [512],
         "1MiB": [1 << 20],

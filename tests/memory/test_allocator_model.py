@@ -54,10 +54,12 @@ class Model:
     def allocate(self) -> None:
         asked = int(self.random.choice(SIZES) * self.random.uniform(0.5, 1.5)) + 1
         stream = self.random.choice((0, 0, 0, 8, 16))
+        before = self.allocator.statistics(0)
         try:
             address = self.allocator.allocate(0, asked, stream)
         except OutOfMemoryError as error:
             assert "Tried to allocate" in str(error)
+            self.compare_peaks(before)
             self.free_some(len(self.live) // 2)
             return
         begin, size = self.allocator.find(address + asked - 1)
@@ -100,6 +102,13 @@ class Model:
 
     def limit(self) -> None:
         self.allocator.set_limit(0, self.random.choice((0, 0, 200 * MiB, 400 * MiB)))
+
+    def compare_peaks(self, before: dict[str, int]) -> None:
+        """A request that failed leaves none, but of what is still held."""
+        after = self.allocator.statistics(0)
+        for key, value in before.items():
+            if key.endswith(".peak"):
+                assert after[key] == max(value, after[key.replace(".peak", ".current")]), key
 
     def compare(self) -> None:
         stats = self.allocator.statistics(0)

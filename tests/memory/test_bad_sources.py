@@ -163,6 +163,8 @@ def test_limits_are_numbers_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
             memory.set_memory_limit(size, "cpu")
     with pytest.raises(TypeError, match=r"set_memory_limit: expected size in bytes, an integer"):
         memory.set_memory_limit(5.5, "cpu")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"set_memory_limit: expected size in bytes, an integer"):
+        memory.set_memory_limit(True, "cpu")
     with pytest.raises(ValueError, match="memory_report: size: expected bytes from 0"):
         memory.memory_report(-1, "cpu")
     with pytest.raises(TypeError, match=r"memory_report\(device='cpu'\)"):

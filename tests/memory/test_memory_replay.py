@@ -8,7 +8,7 @@ from pathlib import Path
 import made_traces
 import pytest
 
-from oxytorch.memory import offline, replay
+from oxytorch.memory import advise, offline, replay
 from oxytorch.memory import trace as traces
 from oxytorch.memory.replay import NAMES, write_json
 from oxytorch.memory.trace import Kind, Trace, rounded
@@ -16,6 +16,40 @@ from oxytorch.memory.trace import Kind, Trace, rounded
 DATA = Path(__file__).parent / "data"
 PROGRAMS = ("lora_finetuning", "mixture_of_experts", "resnet", "serving", "unet")
 GiB = 1 << 30
+
+
+@pytest.mark.parametrize("call", [replay, advise])
+def test_wrong_arguments_are_named_with_what_to_do(call) -> None:
+    name, trace = call.__name__, made_traces.training(steps=1, layers=1)
+    for wrong in ("run.trace", None, 7, [trace]):
+        with pytest.raises(TypeError, match=rf"{name}: trace: expected a Trace.*load_trace\("):
+            call(wrong)
+    for wrong in ("1G", 1e9, True, [1]):
+        with pytest.raises(TypeError, match=rf"{name}: limit: expected bytes .* 24 \* 2\*\*30"):
+            call(trace, limit=wrong)
+    for wrong in (0, -1, 1 << 60):
+        with pytest.raises(ValueError, match=f"{name}: limit: .* None for no limit, got {wrong}"):
+            call(trace, limit=wrong)
+
+
+@pytest.mark.parametrize("call", [replay, advise])
+def test_trace_that_contradicts_itself_is_refused(call) -> None:
+    trace = Trace()
+    trace.alloc(1 << 20)
+    trace.event(Kind.FREE, 0)
+    trace.event(Kind.FREE, 0)
+    with pytest.raises(traces.TraceError, match=f"{call.__name__}: trace: event 2 is FREE of"):
+        call(trace)
+
+
+def test_allocators_of_a_replay_are_names() -> None:
+    trace = made_traces.training(steps=1, layers=1)
+    with pytest.raises(TypeError, match=r"for one of them give \['oxytorch'\]"):
+        replay(trace, "oxytorch")
+    with pytest.raises(TypeError, match="replay: allocators: expected names, got 7"):
+        replay(trace, [7])
+    for result in replay(trace, [*NAMES, "expandable_segments:True"], limit=1):
+        assert result.failed is not None, result.allocator
 
 
 def test_our_allocator_wastes_almost_nothing_on_real_programs() -> None:

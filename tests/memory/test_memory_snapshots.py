@@ -13,6 +13,7 @@ import made_traces
 import pytest
 
 from oxytorch.memory import snapshot
+from oxytorch.memory._core import Allocator, Fake
 from oxytorch.memory.stock import Settings
 from oxytorch.memory.trace import About, Kind, Queue, Trace, TraceError, peak
 
@@ -154,8 +155,26 @@ def write(path: Path, value) -> Path:
     [
         ([1, 2], "has no device_traces"),
         ({"device_traces": 3}, "has no device_traces"),
-        ({"device_traces": [[], []]}, "has no history: call torch.cuda.memory._record"),
-        ({"device_traces": [[{}]]}, "KeyError"),
+        ({"device_traces": [[], []]}, "no history of device 0: call torch.cuda.memory._record"),
+        ({"device_traces": []}, "no history of device 0: call torch.cuda.memory._record"),
+        ({"device_traces": [[{}]]}, "event 0 of the history has no action"),
+        ({"device_traces": [["alloc"]]}, "event 0 of the history has no action"),
+        ({"device_traces": [[{"action": "alloc", "size": 1}]]}, "event 0 .* has no addr"),
+        ({"device_traces": [[{"action": "free", "addr": 1}]]}, "event 0 .* has no size"),
+        ({"device_traces": [[entry("alloc", "a")]]}, "has the address 'a'"),
+        ({"device_traces": [[entry("alloc", True)]]}, "has the address True"),
+        ({"device_traces": [[entry("alloc", -512)]]}, "has the address -512"),
+        ({"device_traces": [[entry("allocate", 512)]]}, "history has no allocation"),
+        (
+            {"device_traces": [[entry("alloc", 512, 2048), entry("alloc", 1024)]]},
+            "0x400 is handed out twice: 512 bytes there, while those from 0x200 on are held",
+        ),
+        (
+            {"device_traces": [[entry("alloc", 1024), entry("alloc", 512, 2048)]]},
+            "0x200 is handed out twice",
+        ),
+        ({"device_traces": [[entry("alloc", 1)]], "segments": 5}, "no list of segments"),
+        ({"device_traces": [[entry("alloc", 1)]], "segments": ["x"]}, "no list of segments"),
         ({"device_traces": [[entry("alloc", 1, -4)]]}, "size -4"),
         ({"device_traces": [[entry("alloc", 1, 1 << 60)]]}, "size 1152921504606846976"),
         ({"device_traces": [[entry("alloc", 1, time_us="x")]]}, "time 'x'"),
@@ -168,12 +187,63 @@ def test_snapshot_that_is_none_is_a_clear_error(tmp_path: Path, value, text: str
     assert "torch.pickle: " in str(raised.value)
 
 
+def block(size: int, state: str = "active_allocated", **more):
+    return {"size": size, "state": state, **more}
+
+
+@pytest.mark.parametrize(
+    ("segments", "text"),
+    [
+        ([(0, 4096, None)], "segment 0 has no list of blocks"),
+        ([("0", 4096, [])], "segment 0 has the address '0'"),
+        ([(0, -1, [])], "segment 0 has the size -1"),
+        ([(0, 4096, []), (2048, 4096, [])], "segment 1, from 0x800 to 0x1800, overlaps .* 0x0"),
+        ([(0, 4096, [block(2048), block(4096)])], "block 1 .*, from 0x800 to 0x1800, lies outside"),
+        ([(4096, 4096, [block(512, address=512)])], "block 0 of segment 0, .* lies outside"),
+        ([(0, 4096, [block(1024, address=512), block(512, address=1024)])], "overlaps the one bef"),
+        ([(0, 4096, [block(512, requested_size=513)])], "has 512 bytes for a request of 513"),
+        ([(0, 4096, [block("x")])], "block 0 of segment 0 has the size 'x'"),
+        ([(0, 4096, [{"size": 512}])], "block 0 of segment 0 has no state"),
+        ([(0, 4096, [{"state": "inactive"}])], "block 0 of segment 0 has no size"),
+        ([(0, 4096, [7])], "block 0 of segment 0 has no state"),
+    ],
+)
+def test_segments_that_cannot_be_are_a_clear_error(tmp_path: Path, segments, text: str) -> None:
+    value = {
+        "device_traces": [[entry("alloc", 1 << 30)]],
+        "segments": [
+            {"address": address, "total_size": size, "blocks": blocks}
+            for address, size, blocks in segments
+        ],
+    }
+    with pytest.raises(TraceError, match=f"torch.pickle: .*{text}"):
+        snapshot.load(write(tmp_path / "torch.pickle", value))
+
+
+def test_free_block_may_have_the_request_of_before() -> None:
+    free = block(512, "inactive", requested_size=9999)
+    segments = [{"address": 0, "total_size": 512, "blocks": [free]}]
+    assert len(read(entry("alloc", 4096), segments=segments)) == 1
+
+
+def test_snapshots_of_ours_are_plausible() -> None:
+    fake = Fake(256 << 20)
+    allocator = Allocator(fake.table, "mapped")
+    blocks = [allocator.allocate(0, size << 20) for size in (3, 5, 20, 1)]
+    allocator.free(blocks[1])
+    trace = read(segments=allocator.snapshot(0))
+    assert sorted(trace.sizes) == [1 << 20, 3 << 20, 20 << 20]
+    allocator.close()
+    fake.end()
+
+
 def test_device_of_a_snapshot_is_chosen(tmp_path: Path) -> None:
     value = {"device_traces": [[entry("alloc", 1, 600)], [entry("alloc", 2, 700)]], "segments": []}
     path = write(tmp_path / "torch.pickle", value)
     assert [*snapshot.load(path, 1).sizes] == [700]
-    with pytest.raises(TraceError, match="of 2 devices, got device 2"):
-        snapshot.load(path, 2)
+    for device in (2, -1):
+        with pytest.raises(TraceError, match=f"of 2 devices, got device {device}"):
+            snapshot.load(path, device)
 
 
 class Runs:

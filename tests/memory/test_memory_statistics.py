@@ -81,6 +81,20 @@ def test_torchs_allocator_cannot_be_read_once_it_is_replaced(
             getattr(memory, name)(*arguments, 0, native=True)
 
 
+@pytest.mark.parametrize("device", ["gpu", "", 1.5, True, ["cuda"], "cuda:x", -1])
+def test_what_is_no_device_is_named(device: Any) -> None:
+    for call in (memory.memory_stats, memory.mem_get_info, memory.empty_cache, memory.pinned):
+        with pytest.raises(ValueError, match="device: expected a torch device, its name such as"):
+            call(device)
+
+
+def test_torch_counts_no_cpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = torch_allocator.Installed("cpu", "native", None, None, True)  # type: ignore[arg-type]
+    monkeypatch.setitem(torch_allocator._installed, "cpu", made)
+    with pytest.raises(RuntimeError, match="native=True: torch's allocator of CPU memory counts n"):
+        memory.memory_stats("cpu", native=True)
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_limits_in_bytes_and_reports_need_use(device: str) -> None:
     for call, arguments in ((memory.set_memory_limit, (1 << 30,)), (memory.memory_report, (0,))):

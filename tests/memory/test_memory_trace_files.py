@@ -13,6 +13,7 @@ from pathlib import Path
 import made_traces
 import pytest
 
+from oxytorch.memory import record
 from oxytorch.memory import trace as traces
 from oxytorch.memory.trace import About, Kind, Queue, Trace, TraceError
 
@@ -81,13 +82,28 @@ def test_failed_save_leaves_the_old_file_and_no_other(path: Path) -> None:
 def test_each_changed_byte_is_noticed(path: Path) -> None:
     data = bytearray(path.read_bytes())
     for place in {*range(HEAD), *range(HEAD, len(data), 97)}:
-        if 12 <= place < 16:  # reserved
-            continue
         data[place] ^= 0x41
         path.write_bytes(data)
         with pytest.raises(TraceError, match=r"run\.trace: "):
             traces.load(path)
         data[place] ^= 0x41
+
+
+@pytest.mark.parametrize("wrong", [99, 0, None, ["run.trace"], 1.5])
+def test_what_is_no_name_of_a_file_is_not_opened(wrong) -> None:
+    with pytest.raises(TypeError, match="load_trace: path: expected the name of a file, got "):
+        traces.load_trace(wrong)
+    with pytest.raises(TypeError, match="record: path: expected the name of a file to write, got "):
+        record(wrong).__enter__()
+
+
+def test_device_is_a_number_and_events_too(path: Path) -> None:
+    with pytest.raises(TypeError, match="load_trace: device: expected the number of a device"):
+        traces.load_trace(path, "cuda:0")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="record: max_events: expected an integer, got '9'"):
+        record(path, max_events="9").__enter__()  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="record: max_events: expected at least 1, got 0"):
+        record(path, max_events=0).__enter__()
 
 
 def test_each_cut_is_noticed(path: Path) -> None:

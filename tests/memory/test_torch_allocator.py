@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,12 +68,68 @@ def test_cpu_memory_that_the_machine_lacks_is_refused_as_without_it(policy: str)
                 assert "can't allocate memory" in str(error), error
             else:
                 raise AssertionError(times)
-        assert memory.memory_reserved("cpu") < there
+        assert memory.memory_reserved("cpu") == memory.max_memory_reserved("cpu") == 0
         x = torch.ones(8 << 20, dtype=torch.uint8)
         assert memory.memory_allocated("cpu") == 8 << 20
         print("done")
     """)
     assert out == "done\n"
+
+
+def test_fraction_of_no_memory_is_no_end_of_the_limit() -> None:
+    out = run("""
+        import ctypes
+        from oxytorch.memory import OutOfMemoryError, _core
+        fake = _core.Fake(64 << 20)
+        allocator = _core.Allocator(fake.table, "mapped")
+        library = _core.library()
+        library.oxytorch_memory_install(allocator.handle, 0)
+        for fraction in (0.0, 1e-12, 0.5):
+            library.oxytorch_memory_torch_set_fraction(ctypes.c_double(fraction), 0)
+            try:
+                print(allocator.allocate(0, 20 << 20) > 0)
+            except OutOfMemoryError:
+                print("out of memory")
+    """)
+    assert out.splitlines() == ["out of memory", "out of memory", "True"]
+
+
+def test_limit_of_cpu_memory_ends_with_0() -> None:
+    out = run("""
+        import torch
+        from oxytorch import memory
+        memory.use("cpu")
+        memory.set_memory_limit(40 << 20, "cpu")
+        inside = torch.ones(5 << 20)
+        beyond = torch.ones(15 << 20)  # of the C library
+        print(memory.max_memory_reserved("cpu") >> 20, memory.memory_stats("cpu")["num_ooms"])
+        memory.set_memory_limit(0, "cpu")
+        more = torch.ones(15 << 20)
+        print(memory.memory_allocated("cpu") >> 20)
+        assert inside.sum() + beyond.sum() + more.sum() == 35 << 20
+    """)
+    assert out == "20 1\n80\n"
+
+
+@pytest.mark.parametrize("policy", ["expandable", "native"])
+def test_cpu_tensors_ask_for_huge_pages(policy: str) -> None:
+    smaps = Path("/proc/self/smaps")
+    if not (smaps.exists() and Path("/sys/kernel/mm/transparent_hugepage").exists()):
+        pytest.skip("this system has no huge pages, or does not show them")
+    out = run(f"""
+        import torch
+        from oxytorch import memory
+        memory.use("cpu", policy={policy!r})
+        x = torch.ones(16 << 20, dtype=torch.uint8)
+        print(x.data_ptr() % (2 << 20) if {policy == "native"} else 0)
+        for line in open("/proc/self/smaps"):
+            words = line.split()
+            if "-" in words[0] and not words[0].endswith(":"):
+                begin, end = (int(each, 16) for each in words[0].split("-"))
+            elif words[0] == "VmFlags:" and begin <= x.data_ptr() < end:
+                print("hg" in words)  # madvise(MADV_HUGEPAGE)
+    """)
+    assert out == "0\nTrue\n"
 
 
 def test_cpu_memory_survives_fork_and_threads() -> None:
@@ -133,7 +190,7 @@ def test_statistics_need_use() -> None:
 def test_use_names_what_it_takes() -> None:
     with pytest.raises(ValueError, match="use: expected device 'cuda', 'xpu' or 'cpu', got 'mps'"):
         memory.use("mps")
-    with pytest.raises(ValueError, match="'expandable' or 'native' on the CPU"):
+    with pytest.raises(ValueError, match=r"use: policy: .* leave policy out for 'expandable'"):
         memory.use("cpu", policy="mapped")
     with pytest.raises(ValueError, match="restore: expected device 'cpu'"):
         memory.restore("cuda")
@@ -236,6 +293,42 @@ def test_large_block_is_put_together_of_free_pages() -> None:
     native.close()
     allocator.close()
     assert fake.counts()["held_bytes"] == 0
+    assert fake.mistake() == ""
+    fake.end()
+
+
+def test_small_blocks_in_parts_of_large_pages_are_found_without_a_survey() -> None:
+    fake = _core.Fake(1 << 30, event_delay=-1)
+    allocator = _core.Allocator(fake.table, "mapped")
+    kept = allocator.allocate(0, 5 * MiB, 8)  # 3 MiB of its second page are free
+    allocator.free(allocator.allocate(0, 64 * MiB, 16))  # pages of a stream that is not done
+    allocator.free(allocator.allocate(0, 8 * MiB, 8))
+    before = fake.counts()
+    blocks = [allocator.allocate(0, 512, 8) for _ in range(100)]
+    assert len({*blocks, kept}) == 101
+    # A survey asks whether the other stream is done.
+    assert fake.counts() == before
+    allocator.close()
+    assert fake.mistake() == ""
+    fake.end()
+
+
+@pytest.mark.parametrize("policy", _core.POLICIES)
+def test_nothing_waits_for_the_device_while_there_is_memory(policy: str) -> None:
+    fake = _core.Fake(1 << 30, event_delay=-1)  # no work is ever done unless somebody waits
+    allocator = _core.Allocator(fake.table, policy)
+    for size in (MiB // 2, 3 * MiB, 40 * MiB):
+        block = allocator.allocate(0, size, 8)
+        allocator.record_stream(block, 16)
+        allocator.free(block)
+        again = allocator.allocate(0, size, 8)
+        assert again != block, "stream 16 may still read it"
+        allocator.free(again)
+        assert allocator.allocate(0, size, 8) == again
+        assert allocator.allocate(0, size, 16) not in (block, again)
+    assert fake.counts()["wait"] == 0
+    assert allocator.statistics(0)["num_sync_all_streams"] == 0
+    allocator.close()
     assert fake.mistake() == ""
     fake.end()
 
@@ -382,9 +475,11 @@ def test_limit_is_kept_and_named() -> None:
     allocator = _core.Allocator(fake.table, "mapped")
     allocator.set_limit(0, 32 * MiB)
     keep = allocator.allocate(0, 20 * MiB)
+    peaks = {key: value for key, value in allocator.statistics(0).items() if ".peak" in key}
     with pytest.raises(memory.OutOfMemoryError, match="The limit ends this, not the device"):
         allocator.allocate(0, 20 * MiB)
     assert keep
+    assert peaks.items() <= allocator.statistics(0).items()
     assert allocator.statistics(0)["num_ooms"] == 1
     allocator.set_limit(0, 0)
     assert allocator.allocate(0, 20 * MiB)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .replay import Result, replay
+from .replay import Result, check_arguments, replay
 from .sizes import size
 from .trace import Trace
 
@@ -52,7 +52,12 @@ def advise(trace: Trace, limit: int | None = None) -> Advice:
 
     A candidate that runs out of memory within `limit` bytes is out; of the others the one that
     reserves least at its peak is chosen, the default where that is within 2 % of it.
+
+    Raises:
+        ValueError: a limit that no device has.
+        TypeError: an argument of another type.
     """
+    check_arguments("advise", trace, limit)
     candidates = [*SETTINGS, *([GARBAGE] if limit is not None else [])]
     found = replay(trace, [*candidates, "oxytorch", "offline-bound"], limit)
     stock, ours = found[: len(candidates)], found[-2]

@@ -75,7 +75,21 @@ void* Heap::allocate(std::size_t bytes, void* stream_handle) {
   Pool& pool = pool_of(stream, size <= kSmall, owner);
   Block* block = best_fit(pool, size);
   failure_.reset();
-  if (!block) block = grow(pool, size);
+  if (!block) block = grow_or_make_room(pool, size);
+  if (!block && failure_) throw *failure_;
+  if (!block) {
+    ++statistics_.ooms;
+    tell(OXYTORCH_MEMORY_OOM, nullptr, size, &stream);
+    throw Failure{OXYTORCH_MEMORY_OUT, report_locked(bytes)};
+  }
+  block = take(block, size, bytes);
+  tell(OXYTORCH_MEMORY_ALLOC, block->begin, block->size, &stream);
+  return block->begin;
+}
+
+Block* Heap::grow_or_make_room(Pool& pool, std::size_t size) {
+  const auto before = statistics_.stats;
+  Block* block = grow(pool, size);
   if (!block && !failure_) {
     ++statistics_.retries;
     wait_for_all();
@@ -86,15 +100,14 @@ void* Heap::allocate(std::size_t bytes, void* stream_handle) {
       block = grow(pool, size);
     }
   }
-  if (!block && failure_) throw *failure_;
-  if (!block) {
-    ++statistics_.ooms;
-    tell(OXYTORCH_MEMORY_OOM, nullptr, size, &stream);
-    throw Failure{OXYTORCH_MEMORY_OUT, report_locked(bytes)};
-  }
-  block = take(block, size, bytes);
-  tell(OXYTORCH_MEMORY_ALLOC, block->begin, block->size, &stream);
-  return block->begin;
+  if (block) return block;
+  // What was taken on the way and given back was of no use to anybody: it makes no peak.
+  for (int kind = 0; kind < kKinds; ++kind)
+    for (std::size_t i = 0; i < before[kind].size(); ++i) {
+      Stat& stat = statistics_.stats[kind][i];
+      stat.peak = std::max(before[kind][i].peak, stat.current);
+    }
+  return nullptr;
 }
 
 Block* Heap::best_fit(Pool& pool, std::size_t size) {

@@ -176,6 +176,8 @@ class Heap {
   virtual void release_all() = 0;
 
   Pool& pool_of(Stream& stream, bool is_small, PrivatePool* owner);
+  // Where no free block fits; null: there is no memory, and nothing is counted that was tried.
+  Block* grow_or_make_room(Pool& pool, std::size_t size);
   Block* best_fit(Pool& pool, std::size_t size);
   // Which of the free blocks from the smallest that fits on serves a request.
   virtual Blocks::iterator choose(const Pool&, Blocks::iterator smallest) const { return smallest; }

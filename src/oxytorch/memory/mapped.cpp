@@ -35,12 +35,16 @@ class Mapped : public PagedHeap {
 
  protected:
   Block* grow(Pool& pool, std::size_t size) override {
+    // A survey looks at every free page. It is left out where no page can come of it: programs
+    // whose small blocks all lie in parts of large pages come here for each of them.
+    if (pool.segments.empty())
+      if (Block* part = part_of_page(pool, size)) return part;
     survey(pool);
+    if (!supplied_)
+      if (Block* part = part_of_page(pool, size)) return part;
     Window window = find_window(pool, size);
-    // Parts of pages, before memory grows.
-    if (window.created > 0 && !pool.owner)
-      if (Block* other = best_fit(pool_of(*pool.stream, !pool.is_small, nullptr), size))
-        return other;
+    if (window.created > 0)
+      if (Block* part = part_of_page(pool, size)) return part;
     Block* block = window.segment ? assemble(pool, window) : nullptr;
     if (block || failure_) return block;
     survey(pool);
@@ -57,6 +61,11 @@ class Mapped : public PagedHeap {
     std::size_t first, last;
   };
 
+  // A block of the other pool of the stream, before memory grows; null: there is none.
+  Block* part_of_page(const Pool& pool, std::size_t size) {
+    return pool.owner ? nullptr : best_fit(pool_of(*pool.stream, !pool.is_small, nullptr), size);
+  }
+
   // Finds the pages that this pool may use.
   void survey(const Pool& pool) {
     ++survey_;
@@ -68,7 +77,10 @@ class Mapped : public PagedHeap {
       if (other->owner) continue;
       const bool is_in_order = other->stream == pool.stream && !pool.owner;
       bool has_busy = false;
-      for (Block* block : other->free) {
+      Block least;
+      least.size = page_size_;
+      for (auto at = other->free.lower_bound(&least); at != other->free.end(); ++at) {
+        Block* block = *at;
         const auto [first, last] = whole_slots(*block);
         if (first == last) continue;
         if (!is_in_order && !is_done(*other->stream, block->epoch)) {

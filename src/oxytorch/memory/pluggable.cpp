@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <sys/types.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -101,7 +102,9 @@ void oxytorch_memory_torch_empty_cache() { check(oxytorch_memory_empty_cache(ins
 void oxytorch_memory_torch_set_fraction(double fraction, int device) {
   std::size_t free_bytes = 0, total = 0;
   check(oxytorch_memory_info(installed, device, &free_bytes, &total));
-  check(oxytorch_memory_set_limit(installed, device, std::size_t(fraction * double(total))));
+  // Not 0, which would be no limit.
+  const auto limit = std::max(std::size_t{1}, std::size_t(fraction * double(total)));
+  check(oxytorch_memory_set_limit(installed, device, limit));
 }
 
 void* oxytorch_memory_torch_base(void* inside, std::size_t* size) {

@@ -16,6 +16,7 @@ import torch
 from . import snapshot
 from . import trace as traces
 from .sizes import size
+from .torch_allocator import device_of
 from .trace import About, Trace
 
 MOST_EVENTS = 1_000_000
@@ -61,9 +62,8 @@ def record(
         RuntimeError: no CUDA device, another allocator than torch's native one, or a history that
             somebody else records.
     """
+    _check_arguments(path, max_events)
     index = _device(device)
-    if max_events < 1:
-        raise ValueError(f"record: expected max_events of at least 1, got {max_events}")
     traces.check_target(path)
     before = torch.cuda.memory_stats(index)
     context: Any = "alloc" if stacks else None
@@ -88,6 +88,15 @@ def record(
         lost = recording.trace.about.lost
         if lost:
             warnings.warn(_lost(path, lost, max_events), stacklevel=3)
+
+
+def _check_arguments(path: str | os.PathLike[str], max_events: int) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"record: path: expected the name of a file to write, got {path!r}")
+    if isinstance(max_events, bool) or not isinstance(max_events, int):
+        raise TypeError(f"record: max_events: expected an integer, got {max_events!r}")
+    if max_events < 1:
+        raise ValueError(f"record: max_events: expected at least 1, got {max_events}")
 
 
 def _lost(path: str | os.PathLike[str], lost: int, max_events: int) -> str:
@@ -123,9 +132,7 @@ def _device(device: torch.device | int | str | None) -> int:
             "record: torch's allocation history is being recorded already; stop that first with "
             "torch.cuda.memory._record_memory_history(None)"
         )
-    chosen = torch.device("cuda" if device is None else device)
-    if isinstance(device, int):
-        chosen = torch.device("cuda", device)
+    chosen = device_of(device)
     if chosen.type != "cuda":
         raise ValueError(f"record: expected a CUDA device, got {chosen}")
     return torch.cuda.current_device() if chosen.index is None else chosen.index

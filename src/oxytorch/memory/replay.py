@@ -15,7 +15,7 @@ from typing import Any
 from . import _core, offline
 from .errors import OutOfMemoryError
 from .stock import OutOfMemory, Settings, StockAllocator
-from .trace import Kind, Trace, live_after, peak, rounded
+from .trace import Kind, Trace, TraceError, live_after, peak, rounded
 
 STANDARD = ("native-policy", "expandable", "oxytorch", "offline-bound")
 NAMES = (*STANDARD, "offline-contiguous")
@@ -98,12 +98,45 @@ def replay(
     limit: bytes that the device has; None: as many as are asked for.
 
     Raises:
-        ValueError: an allocator that does not exist.
+        ValueError: an allocator that does not exist, or a limit that no device has.
+        TypeError: an argument of another type.
     """
+    check_arguments("replay", trace, limit)
+    if isinstance(allocators, str):
+        raise TypeError(
+            f"replay: allocators: expected several names, got {allocators!r}; for one of them "
+            f"give [{allocators!r}]"
+        )
     return [_replay(trace, each, limit) for each in allocators]
 
 
+def check_arguments(call: str, trace: Trace, limit: int | None) -> None:
+    """Raise where a trace is none or contradicts itself, or a limit is no number of bytes."""
+    if not isinstance(trace, Trace):
+        raise TypeError(
+            f"{call}: trace: expected a Trace, got {type(trace).__name__}; "
+            "oxytorch.memory.load_trace(path) reads one"
+        )
+    try:
+        trace.check()
+    except TraceError as error:
+        raise TraceError(f"{call}: trace: {error}") from error
+    if limit is None:
+        return
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise TypeError(
+            f"{call}: limit: expected bytes as an integer, or None for no limit, got {limit!r}; "
+            "24 GiB are 24 * 2**30"
+        )
+    if not 1 <= limit <= MOST_MEMORY:
+        raise ValueError(
+            f"{call}: limit: expected bytes from 1 to 2**44, or None for no limit, got {limit}"
+        )
+
+
 def _replay(trace: Trace, name: str, limit: int | None) -> Result:
+    if not isinstance(name, str):
+        raise TypeError(f"replay: allocators: expected names, got {name!r}")
     if name in POLICIES:
         return _by_policy(trace, name, limit)
     if name in NAMES:

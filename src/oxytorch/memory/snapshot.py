@@ -133,21 +133,26 @@ def _of_device(found: Any, device: int | None) -> Trace:
         raise TraceError("the pickle has no device_traces: expected one of torch's snapshots")
     histories = found["device_traces"]
     segments = found.get("segments", [])
+    if not isinstance(segments, list | tuple) or not all(isinstance(s, Mapping) for s in segments):
+        raise TraceError("the pickle has no list of segments: expected one of torch's snapshots")
     used = [index for index, history in enumerate(histories) if history]
     if device is None:
         if len(used) > 1:
             raise TraceError(f"the snapshot is of devices {used}: say which one (--device)")
-        if not used:
-            raise TraceError(
-                "the snapshot has no history: call torch.cuda.memory._record_memory_history() "
-                "before the program"
-            )
-        device = used[0]
-    elif not 0 <= device < len(histories):
+        device = used[0] if used else 0
+    if not 0 <= device < max(1, len(histories)):
         raise TraceError(f"the snapshot is of {len(histories)} devices, got device {device}")
+    if device not in used:
+        raise TraceError(
+            f"the snapshot has no history of device {device}: call "
+            "torch.cuda.memory._record_memory_history() before the program"
+        )
     own = [segment for segment in segments if segment.get("device", device) == device]
     about = About(**described(found.get("allocator_settings", {})))
-    return from_history(histories[device], own, about)
+    trace = from_history(histories[device], own, about)
+    if not trace.sizes:
+        raise TraceError("the snapshot's history has no allocation")
+    return trace
 
 
 def described(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,9 +186,12 @@ class _Reader:
         marks: Sequence[tuple[int, str]],
     ) -> None:
         self.history, self.segments = history, [*segments]
+        _check_history(self.history)
+        _check_segments(self.segments)
         self.trace = Trace(about=about)
         self.marks = sorted(marks)
         self.live: dict[int, int] = {}
+        self.held = _Ranges()
         self.retired: dict[int, int] = {}
         self.queues: dict[Queue, int] = {}
         self.sites: dict[str, int] = {}
@@ -215,10 +223,7 @@ class _Reader:
         return self.trace
 
     def _time(self, entry: Mapping[str, Any]) -> int:
-        time = entry.get("time_us", 0)
-        if not isinstance(time, int) or not 0 <= time < 1 << 60:
-            raise TraceError(f"an event has the time {time!r}")
-        return time
+        return int(entry.get("time_us", 0))
 
     def _advance(self, time: int | None) -> None:
         """Go on to a time; the clocks of threads may differ by a little. None: to the end."""
@@ -228,10 +233,12 @@ class _Reader:
 
     def _alloc(self, entry: Mapping[str, Any]) -> None:
         address, size = entry["addr"], entry["size"]
-        if not isinstance(size, int) or not 0 <= size < _MOST:
-            raise TraceError(f"an allocation has the size {size!r}")
-        if address in self.live:
-            raise TraceError(f"{address:#x} is handed out twice: torch's history lacks events")
+        other = self.held.add(address, address + size)
+        if other is not None:
+            raise TraceError(
+                f"{address:#x} is handed out twice: {size} bytes there, while those from "
+                f"{other:#x} on are held; torch's history lacks events"
+            )
         pool = entry.get("pool_id") or self.pools.of(address)
         queue = Queue(int(entry.get("stream", 0)), (int(pool[0]), int(pool[1])))
         site = _site(entry.get("frames") or ())
@@ -247,11 +254,11 @@ class _Reader:
             if number is not None:
                 self.trace.event(Kind.REUSE, number, time)
             elif address in self.live:
-                self.trace.event(Kind.FREE, self.live.pop(address), time)
+                self.trace.event(Kind.FREE, self._give_back(address), time)
             return
-        number = self.live.pop(address, None)
-        if number is None:
+        if address not in self.live:
             return
+        number = self._give_back(address)
         following = self.history[index + 1] if index + 1 < len(self.history) else {}
         is_done = following.get("action") == "free_completed" and following.get("addr") == address
         if action == "free" or is_done:
@@ -259,6 +266,11 @@ class _Reader:
         else:
             self.trace.event(Kind.RETIRE, number, time)
             self.retired[address] = number
+
+    def _give_back(self, address: int) -> int:
+        """The number of the allocation that was there."""
+        self.held.remove(address)
+        return self.live.pop(address)
 
     def _is_asked_for(self, index: int) -> bool:
         """Whether memory is given back because the program said so, once for each time.
@@ -302,6 +314,99 @@ class _Reader:
         for address in sorted(held):
             self._alloc({**held[address], "addr": address})
         self.trace.about.initial_bytes = sum(map(traces.rounded, self.trace.sizes))
+
+
+class _Ranges:
+    """Ranges of addresses that do not overlap."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+
+    def add(self, begin: int, end: int) -> int | None:
+        """Adds a range. Returns the start of one that it overlaps, and then it is not added."""
+        # No range is empty: each has an address of its own.
+        end = max(end, begin + 1)
+        place = bisect_right(self._begins, begin)
+        if place and self._ends[place - 1] > begin:
+            return self._begins[place - 1]
+        if place < len(self._begins) and self._begins[place] < end:
+            return self._begins[place]
+        self._begins.insert(place, begin)
+        self._ends.insert(place, end)
+        return None
+
+    def remove(self, begin: int) -> None:
+        """Removes the range that begins there."""
+        place = bisect_right(self._begins, begin) - 1
+        del self._begins[place], self._ends[place]
+
+
+def _number(holder: Mapping[str, Any], name: str, what: str, most: int) -> int:
+    """A value that has to be an integer from 0 on."""
+    if name not in holder:
+        raise TraceError(f"{what} has no {name}")
+    value = holder[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < most:
+        raise TraceError(f"{what} has the {_WORDS.get(name, name)} {value!r}")
+    return value
+
+
+_WORDS = {"addr": "address", "time_us": "time", "total_size": "size"}
+_MOST_ADDRESS = 1 << 64
+_KNOWN = frozenset(["alloc", "oom", "snapshot", *_MADE, *_UNMADE, *_FREED])
+
+
+def _check_history(history: Sequence[Mapping[str, Any]]) -> None:
+    """Raise where an event is none of torch's."""
+    for index, entry in enumerate(history):
+        what = f"event {index} of the history"
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("action"), str):
+            raise TraceError(f"{what} has no action, such as 'alloc'")
+        if entry["action"] not in _KNOWN:
+            continue  # of a later torch
+        _number({"time_us": 0, **entry}, "time_us", what, 1 << 60)
+        if entry["action"] in ("alloc", *_FREED):
+            _number(entry, "addr", what, _MOST_ADDRESS)
+        if entry["action"] in ("alloc", "oom", *_FREED):
+            _number(entry, "size", what, _MOST)
+
+
+def _check_segments(segments: Sequence[Mapping[str, Any]]) -> None:
+    """Raise where memory overlaps, or blocks lie outside their segments."""
+    held = _Ranges()
+    for index, segment in enumerate(segments):
+        what = f"segment {index}"
+        if not isinstance(segment, Mapping) or not isinstance(segment.get("blocks"), list | tuple):
+            raise TraceError(f"{what} has no list of blocks")
+        begin = _number(segment, "address", what, _MOST_ADDRESS)
+        end = begin + _number(segment, "total_size", what, _MOST)
+        other = held.add(begin, end)
+        if other is not None:
+            raise TraceError(f"{what}, from {begin:#x} to {end:#x}, overlaps the one at {other:#x}")
+        at = begin
+        for number, block in enumerate(segment["blocks"]):
+            at = _check_block(block, f"block {number} of {what}", begin, end, at)
+
+
+def _check_block(block: Mapping[str, Any], what: str, begin: int, end: int, at: int) -> int:
+    """Raise where a block is not behind those before it, in its segment; returns its end."""
+    if not isinstance(block, Mapping) or not isinstance(block.get("state"), str):
+        raise TraceError(f"{what} has no state, such as 'inactive'")
+    size = _number(block, "size", what, _MOST)
+    asked = _number({"requested_size": 0, **block}, "requested_size", what, _MOST)
+    # That of a free block is of whoever had it before.
+    if asked > size and block["state"].startswith("active"):
+        raise TraceError(f"{what} has {size} bytes for a request of {asked}")
+    place = _number({"address": at, **block}, "address", what, _MOST_ADDRESS)
+    if not begin <= place <= end - size:
+        raise TraceError(
+            f"{what}, from {place:#x} to {place + size:#x}, lies outside its segment, from "
+            f"{begin:#x} to {end:#x}"
+        )
+    if place < at:
+        raise TraceError(f"{what}, at {place:#x}, overlaps the one before it, up to {at:#x}")
+    return place + size
 
 
 class _Pools:

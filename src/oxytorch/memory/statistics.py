@@ -8,18 +8,14 @@ from typing import Any
 
 import torch
 
-from .torch_allocator import Installed, installed
-
-Device = torch.device | int | str | None
+from .torch_allocator import Device, Installed, device_of, installed
 
 _MiB = 1 << 20
 
 
 def _resolve(device: Device) -> tuple[str, int]:
     """The kind of device and its number."""
-    if isinstance(device, int):
-        return "cuda", device
-    found = torch.device("cuda" if device is None else device)
+    found = device_of(device)
     if found.type == "cpu":
         if found.index:
             raise ValueError(f"device: expected 'cpu', of which there is one, got {str(device)!r}")
@@ -34,11 +30,16 @@ def _resolve(device: Device) -> tuple[str, int]:
 
 def _ours(kind: str, native: bool) -> Installed | None:
     made = installed(kind)
+    if kind == "cpu" and native:
+        raise RuntimeError(
+            "native=True: torch's allocator of CPU memory counts nothing; leave native out, after "
+            "oxytorch.memory.use('cpu')"
+        )
     if made is not None and made.whole_process and native:
         raise RuntimeError(
             f"native=True: torch's native allocator of {kind} is not in use; use() replaced it"
         )
-    if kind == "cpu" and (made is None or native):
+    if kind == "cpu" and made is None:
         raise RuntimeError(
             "device: CPU memory has statistics and limits after oxytorch.memory.use('cpu') alone, "
             "for what was taken since"
@@ -63,6 +64,8 @@ def _torchs(kind: str, name: str, *arguments: Any) -> Any:
 def _bytes(call: str, size: int) -> int:
     """A number of bytes that C can take."""
     try:
+        if isinstance(size, bool):
+            raise TypeError("a truth is no size")
         found = operator.index(size)
     except TypeError as error:
         raise TypeError(f"{call}: expected size in bytes, an integer, got {size!r}") from error

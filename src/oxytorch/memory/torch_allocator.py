@@ -63,6 +63,24 @@ def kind_of(call: str, device: torch.device | str, kinds: tuple[str, ...]) -> st
     return kind
 
 
+Device = torch.device | int | str | None
+
+
+def device_of(device: Device) -> torch.device:
+    """The device that a user means: a number is a CUDA device's, None is "cuda"."""
+    try:
+        if isinstance(device, int) and not isinstance(device, bool):
+            return torch.device(f"cuda:{device}")
+        if device is not None and not isinstance(device, str | torch.device):
+            raise TypeError(f"{type(device).__name__} is no device")
+        return torch.device("cuda" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            "device: expected a torch device, its name such as 'cuda:0' or 'cpu', or the number of "
+            f"a CUDA device, got {device!r}"
+        ) from error
+
+
 def installed(device: str) -> Installed | None:
     """The allocator that `use` or `pool` has made for a kind of device; None: there is none."""
     return _installed.get(device)
@@ -124,7 +142,8 @@ def _policy_of(call: str, device: str, policy: str | None) -> str:
         return _POLICIES[device]
     if policy not in _core.POLICIES:
         raise ValueError(
-            f"{call}: policy: expected one of {', '.join(_core.POLICIES)}, got {policy!r}"
+            f"{call}: policy: expected one of {', '.join(_core.POLICIES)}, got {policy!r}; "
+            f"leave it out for {_POLICIES[device]!r}"
         )
     return policy
 
@@ -132,8 +151,8 @@ def _policy_of(call: str, device: str, policy: str | None) -> str:
 def _use_host(policy: str) -> None:
     if policy == "mapped":
         raise ValueError(
-            "policy: expected 'expandable' or 'native' on the CPU, got 'mapped'; the system has no "
-            "physical pages to map twice"
+            "use: policy: expected 'expandable' or 'native' for 'cpu', got 'mapped', which maps "
+            "pages of a device; leave policy out for 'expandable'"
         )
     library = _core.library()
     with _lock:

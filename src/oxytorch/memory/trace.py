@@ -265,9 +265,16 @@ def load_trace(path: str | os.PathLike[str], device: int | None = None) -> Trace
 
     Raises:
         TraceError: the file is neither, is damaged, or is of a later version.
+        TypeError: an argument of another type.
     """
     from . import snapshot
 
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"load_trace: path: expected the name of a file, got {path!r}")
+    if device is not None and (isinstance(device, bool) or not isinstance(device, int)):
+        raise TypeError(
+            f"load_trace: device: expected the number of a device, or None, got {device!r}"
+        )
     with open(path, "rb") as file:
         is_trace = file.read(len(MAGIC)) == MAGIC
     if is_trace and device is not None:
@@ -331,11 +338,13 @@ def _read(data: bytes) -> Trace:
         )
     if len(data) < _HEAD.size + 4:
         raise TraceError("the trace is cut off")
-    _, version, _, digest = _HEAD.unpack_from(data)
+    _, version, reserved, digest = _HEAD.unpack_from(data)
     if version != VERSION:
         raise TraceError(
             f"the trace has version {version}, this oxytorch reads {VERSION}: upgrade oxytorch"
         )
+    if reserved:
+        raise TraceError("the trace is damaged (bytes 12 to 15 are not zero)")
     content = memoryview(data)[_HEAD.size :]
     if hashlib.sha256(content).digest() != digest:
         raise TraceError("the trace is damaged or cut off (its checksum differs)")
