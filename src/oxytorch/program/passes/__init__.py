@@ -37,6 +37,7 @@ from .formulas import activations, with_numbers
 from .places import Place, places_of
 from .post_ops import in_place
 from .quantized_layers import Quantization
+from .shuffles import shuffles
 from .simplify import escaping, simplify
 from .softmaxes import softmaxes
 from .spellings import spellings
@@ -49,6 +50,7 @@ ALWAYS: tuple[Pass, ...] = (
     linear.as_linear,
     simplify,
     activations,
+    shuffles,
     embedding_bags,
     merged_bags,
     attention,
