@@ -240,10 +240,10 @@ def _compare(own: Recording, found: Recording, symbols: Symbols) -> None:
             raise CaptureError(f"an argument of {a.operator} has another formula")
     for step in own.steps:
         for key in values_in(step.results):
-            forms = own.forms[key], found.forms[key]._replace(memory=0)
+            one, other = own.forms[key], found.forms[key]._replace(memory=0)
             if key not in own.outputs:
-                forms = tuple(_without_needless_strides(form) for form in forms)
-            if not symbols.agree(*forms):
+                one, other = map(_without_needless_strides, (one, other))
+            if not symbols.agree(one, other):
                 raise CaptureError(f"a result of {step.operator} has another formula")
     if own.outputs != found.outputs or not share_externals(own, found):
         raise CaptureError("it takes other tensors where sizes are symbols")
