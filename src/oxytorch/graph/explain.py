@@ -51,13 +51,15 @@ def explain(
     if isinstance(model, ExportedProgram):
         exported, name = model, "the exported program"
     else:
+        named, args = dict(kwargs or {}), tuple[Any, ...]()
         if isinstance(inputs, Mapping):
-            inputs, kwargs = (), {**inputs, **(kwargs or {})}
-        args = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+            named = {**inputs, **named}
+        else:
+            args = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         name = type(model).__name__
         if model.training:
             raise ValueError(f"explain: expected {name} in evaluation mode; call model.eval()")
-        exported = _exported(model, name, args, dict(kwargs or {}))
+        exported = _exported(model, name, args, named)
     found = captured(exported)
     with torch.no_grad():
         after, once, notes = found.improved()
