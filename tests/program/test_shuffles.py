@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -63,6 +63,21 @@ def test_a_shuffle_is_one_step_behind_torch_compile(name: str, seen: Seen) -> No
     run = torch.compile(model, backend=compile_graph, fullgraph=True)
     torch.testing.assert_close(run(x), model(x))
     _assert_one(seen.text)
+
+
+def test_another_compiler_is_given_the_views() -> None:
+    """Which it joins with what is before and behind them."""
+    model, x = _made(SPELLINGS["view"])
+    given: list[str] = []
+
+    def then(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
+        given.append(graph.code)
+        return graph
+
+    run = torch.compile(model, backend=compile_graph, options={"then": then})
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), model(x))
+    assert "transpose" in given[0] and "channel_shuffle" not in given[0]
 
 
 def test_a_shuffle_of_any_batch_is_one_step(seen: Seen) -> None:
