@@ -306,9 +306,14 @@ MODELS: dict[str, tuple[str, dict[str, int]]] = {
 }
 
 
+def _shapes(is_one: bool, *shapes: tuple[int, int]) -> list[tuple[int, int]]:
+    return [(1 if is_one else batch, length) for batch, length in shapes]
+
+
+@pytest.mark.parametrize("is_one", [False, True], ids=["batches", "one text"])
 @pytest.mark.parametrize("has_mask", [True, False], ids=["mask", "no mask"])
 @pytest.mark.parametrize("name", MODELS)
-def test_models_of_transformers_are_proven(name: str, has_mask: bool) -> None:
+def test_models_of_transformers_are_proven(name: str, has_mask: bool, is_one: bool) -> None:
     transformers = pytest.importorskip("transformers")
     kind, sizes = MODELS[name]
     torch.manual_seed(0)
@@ -321,12 +326,14 @@ def test_models_of_transformers_are_proven(name: str, has_mask: bool) -> None:
         given = {"input_ids": torch.randint(50, shape), "attention_mask": mask}
         return given if has_mask else {"input_ids": given["input_ids"]}
 
-    optimized = oxytorch.optimize(model, sample_input=inputs(2, 9), passes=["program"])
+    optimized = oxytorch.optimize(
+        model, sample_input=inputs(1 if is_one else 2, 9), passes=["program"]
+    )
     with torch.no_grad():
-        for shape in ((3, 10), (5, 17), (5, 17), (7, 14)):
+        for shape in _shapes(is_one, (3, 10), (5, 17), (5, 17), (7, 14)):
             optimized(**inputs(*shape))
         calls = counts_original(optimized)
-        for shape in ((2, 11), (4, 30), (9, 2)):
+        for shape in _shapes(is_one, (2, 11), (4, 30), (9, 2)):
             given = inputs(*shape)
             found = optimized(**given).last_hidden_state
             assert not calls, oxytorch.explain(optimized)

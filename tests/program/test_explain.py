@@ -50,6 +50,18 @@ def _why(report: Any, by: str) -> list[str]:
     return [note.why for note in report.skipped if note.by == by]
 
 
+def test_arguments_are_given_as_to_optimize() -> None:
+    model, x, scale = _Computed().eval(), torch.randn(3, 256), torch.randn(256, 1)
+    reports = [
+        oxytorch.graph.explain(model, (x, scale)),
+        oxytorch.graph.explain(model, {"x": x, "scale": scale}),
+        oxytorch.graph.explain(model, x, {"scale": scale}),
+    ]
+    assert len({len(report.after.steps) for report in reports}) == 1
+    with pytest.raises(TypeError, match=r"expected model to be a torch\.nn\.Module"):
+        oxytorch.graph.explain("model", x)  # type: ignore[arg-type]
+
+
 def test_report_has_changes_reasons_and_both_programs() -> None:
     model = _Residual().eval()
     x = torch.randn(3, 8)

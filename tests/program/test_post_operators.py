@@ -159,20 +159,62 @@ def test_what_follows_is_right_in_torchscript(function: str) -> None:
         _same(optimized(x), model(x))
 
 
+class Sum(Layer):
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return self.function(self.layer(x) + other)
+
+
+def _sum(layer: str, relu: bool) -> tuple[Sum, Tensor, Tensor]:
+    model = Sum(LAYERS[layer][0](), F.relu if relu else lambda y: y).eval()
+    x = torch.randn(LAYERS[layer][1])
+    return model, x, torch.randn_like(model.layer(x))
+
+
+def _assert_summed(layer: str, text: str) -> None:
+    """A sum, and ReLU behind it, are computed by the layer: in the memory of the sum where that is
+    oneDNN's."""
+    is_apart = any(line.split(" = ")[-1].startswith("add ") for line in text.splitlines())
+    assert is_apart is layer.startswith("transposed"), text
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("relu", [False, True])
 def test_sums_are_in_the_sweep(layer: str, relu: bool, seen: Seen) -> None:
-    """A sum, and ReLU behind it: in the memory of the sum where oneDNN's layer has made it."""
-
-    class Sum(Layer):
-        def forward(self, x: Tensor, other: Tensor) -> Tensor:
-            y = self.layer(x) + other
-            return y.relu() if relu else y
-
-    model = Sum(LAYERS[layer][0](), F.relu).eval()
-    x = torch.randn(LAYERS[layer][1])
-    other = torch.randn_like(model.layer(x))
+    model, x, other = _sum(layer, relu)
     run = torch.compile(model, backend=compile_graph, fullgraph=True)
     _same(run(x, other), model(x, other))
-    is_joined = not layer.startswith("transposed")
-    assert (" add " in seen.text.replace('"add"', "")) is not is_joined, seen.text
+    _assert_summed(layer, seen.text)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("relu", [False, True])
+def test_sums_are_in_the_sweep_of_other_ways_in(layer: str, relu: bool) -> None:
+    model, x, other = _sum(layer, relu)
+    expected = model(x, other)
+    program = oxytorch.optimize(torch.export.export(model, (x, other)))
+    _same(program(x, other), expected)
+    _assert_summed(layer, program.program.text)
+    recorded = oxytorch.optimize(model, sample_input=(x, other), passes=["program"])
+    _same(recorded(x, other), expected)
+    _assert_summed(layer, str(recorded.forward.programs()[0]))
+    script = oxytorch.optimize(torch.jit.trace(model, (x, other)), sample_input=(x, other))
+    _same(script(x, other), expected)
+
+
+SPECIAL = [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-30, -3.0, 3.0, -100.0, 100.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_special_values_are_those_of_torch(function: str, dtype: torch.dtype) -> None:
+    """Behind a linear layer and a convolution, whose weights only pass on what they take."""
+    rows = torch.tensor(SPECIAL, dtype=dtype)[:, None]
+    layers = {"linear": nn.Linear(1, 16), "conv2d": nn.Conv2d(1, 16, 1)}
+    for name, layer in layers.items():
+        nn.init.ones_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        model = Layer(layer, FUNCTIONS[function]).to(dtype).eval()
+        x = rows if name == "linear" else rows[:, :, None, None]
+        program = oxytorch.optimize(torch.export.export(model, (x,)))
+        small = {torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype]
+        torch.testing.assert_close(program(x), model(x), rtol=small, atol=small, equal_nan=True)

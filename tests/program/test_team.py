@@ -63,6 +63,17 @@ def test_values_are_those_of_single_calls(threads: int, rows: int, dtype: torch.
             assert torch.equal(mine, single)
 
 
+def test_calls_start_no_threads(threads: int) -> None:
+    """After the first call the same threads serve all others, of other sizes too."""
+    program = Program(TEXT, [])
+    for rows in (4000, 44):
+        program(_tensors(rows, torch.float32))
+    before = {*os.listdir("/proc/self/task")}
+    for rows in (4, 44, 400, 4000) * 5:
+        program(_tensors(rows, torch.float32))
+    assert {*os.listdir("/proc/self/task")} <= before
+
+
 def test_many_threads_have_teams_of_their_own(threads: int) -> None:
     program = Program(TEXT, [])
     wanted = {rows: _one_by_one(*_tensors(rows, torch.float32)) for rows in (4, 44, 400)}

@@ -23,30 +23,43 @@ from . import drawing
 
 def explain(
     model: nn.Module | ExportedProgram,
-    inputs: Sequence[Any] = (),
+    inputs: Sequence[Any] | Mapping[str, Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Explanation:
     """Return a report on a model as a program: what is fused, what is not, and why.
 
     model: a module in evaluation mode, which `torch.export` captures, or what that returned.
-    inputs: positional arguments to capture it with, a tensor for a single one; kwargs: those by
-    name. The model stays as it is. Kernels are timed where a pass decides by time.
+    inputs: positional arguments to capture it with, a tensor for a single one, or a mapping of
+        keyword arguments, as `sample_input` of `optimize`.
+    kwargs: keyword arguments beside positional ones.
+
+    The model stays as it is. Kernels are timed where a pass decides by time.
 
     For a model that `optimize` turned into a program, the report also says how the calls so far
     were run: which sizes are served, and why no others.
 
     print() gives the text with the program before and after; `.svg(path)` draws both.
 
-    Raises ValueError where the model cannot become a program, with the reason.
+    Raises TypeError if `model` is neither, and ValueError where it cannot become a program, with
+    the reason.
     """
+    if not isinstance(model, nn.Module | ExportedProgram):
+        raise TypeError(
+            "explain: expected model to be a torch.nn.Module or what torch.export.export returns, "
+            f"got a {type(model).__name__}"
+        )
     if isinstance(model, ExportedProgram):
         exported, name = model, "the exported program"
     else:
-        args = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        named, args = dict(kwargs or {}), tuple[Any, ...]()
+        if isinstance(inputs, Mapping):
+            named = {**inputs, **named}
+        else:
+            args = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         name = type(model).__name__
         if model.training:
             raise ValueError(f"explain: expected {name} in evaluation mode; call model.eval()")
-        exported = _exported(model, name, args, dict(kwargs or {}))
+        exported = _exported(model, name, args, named)
     found = captured(exported)
     with torch.no_grad():
         after, once, notes = found.improved()

@@ -240,7 +240,21 @@ def _compare(own: Recording, found: Recording, symbols: Symbols) -> None:
             raise CaptureError(f"an argument of {a.operator} has another formula")
     for step in own.steps:
         for key in values_in(step.results):
-            if not symbols.agree(own.forms[key], found.forms[key]._replace(memory=0)):
+            one, other = own.forms[key], found.forms[key]._replace(memory=0)
+            if key not in own.outputs:
+                one, other = map(_without_needless_strides, (one, other))
+            if not symbols.agree(one, other):
                 raise CaptureError(f"a result of {step.operator} has another formula")
     if own.outputs != found.outputs or not share_externals(own, found):
         raise CaptureError("it takes other tensors where sizes are symbols")
+
+
+def _without_needless_strides(form: Form) -> Form:
+    """A form with strides of 0 for dimensions of one element: these say nothing of where elements
+    lie, and torch gives them others where sizes are symbols."""
+    sizes = zip(form.shape, form.stride, strict=True)
+    return form._replace(stride=tuple(0 if _is_one(size) else stride for size, stride in sizes))
+
+
+def _is_one(size: Any) -> bool:
+    return type(size) is int and size == 1

@@ -37,6 +37,7 @@ from .formulas import activations, with_numbers
 from .places import Place, places_of
 from .post_ops import in_place
 from .quantized_layers import Quantization
+from .shuffles import shuffles
 from .simplify import escaping, simplify
 from .softmaxes import softmaxes
 from .spellings import spellings
@@ -49,6 +50,7 @@ ALWAYS: tuple[Pass, ...] = (
     linear.as_linear,
     simplify,
     activations,
+    shuffles,
     embedding_bags,
     merged_bags,
     attention,
@@ -92,6 +94,8 @@ STORABLE: tuple[Pass, ...] = (
     in_place,
 )
 """The same where packed weights have to be plain tensors, which files can hold."""
+BY_OTHER_COMPILERS: tuple[Pass, ...] = (shuffles, with_numbers)
+"""Passes that join what other compilers join, too."""
 
 
 def improve(
@@ -110,8 +114,8 @@ def improve(
     layouts: whether convolutions may be given another order in memory.
     quantization: which layers multiply bytes.
     known: the tensors of lasting inputs that nobody writes to.
-    handed_on: whether another compiler takes the steps, which joins what is computed element by
-        element.
+    handed_on: whether another compiler takes the steps, which joins what is computed or moved
+        element by element.
 
     If a kernel that is timed fails, the steps stay as they are, and the log says so; with
     `quantization` that raises CaptureError.
@@ -128,8 +132,9 @@ def improve(
         passes += FOLDS
     elif layouts:
         convolution.leave_all(editor)
+    left = BY_OTHER_COMPILERS if handed_on else ()
     try:
-        _run(editor, passes)
+        _run(editor, [each for each in passes if each not in left])
         if quantization is not None:
             editor.by = "smoothing.smooth"
             quantization = smoothing.smooth(editor, quantization)
@@ -140,7 +145,7 @@ def improve(
         if follows:
             _run(editor, STORABLE_CONVOLUTIONS if storable else CONVOLUTIONS)
         last = STORABLE if storable else WITH_LASTING
-        _run(editor, [each for each in last if not handed_on or each is not with_numbers])
+        _run(editor, [each for each in last if each not in left])
     except RuntimeError as error:
         if quantization is not None:
             raise CaptureError(f"its layers cannot be quantized: {error}") from error

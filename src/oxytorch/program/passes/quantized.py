@@ -46,7 +46,7 @@ ADDS = {LINEAR_OF_BYTES: 9, CONVOLUTION_OF_BYTES: 14}
 SAME_BYTES = (
     *VIEWS, "aten::permute", "aten::transpose.int", "aten::t", "aten::squeeze.dim",
     "aten::unsqueeze", "aten::slice.Tensor", "aten::select.int", "aten::flatten.using_ints",
-    "aten::contiguous", "aten::channel_shuffle",
+    "aten::contiguous", "aten::channel_shuffle", "aten::native_channel_shuffle",
 )  # fmt: skip
 """Steps whose first result has elements of their first argument: they give bytes of bytes."""
 
