@@ -170,14 +170,15 @@ def _replace(
     have become those of `parameter` itself."""
     recurrent = [module for module, _ in owners if isinstance(module, nn.RNNBase)]
     for layer in recurrent:
-        layer._flat_weight_refs = []  # a weak reference keeps a tensor from being swapped
+        # Weak references keep a tensor from being swapped; layers like this one share the list.
+        layer._flat_weight_refs.clear()
     contents = _give(before, parameter) if may_swap else None
     if contents is None:
         for module, name in owners:
             setattr(module, name, parameter)
     for layer in recurrent:
         refs: list[Any] = [partial(_itself, w) for w in layer._flat_weights]
-        layer._flat_weight_refs = refs
+        layer._flat_weight_refs[:] = refs
     return contents
 
 
