@@ -93,6 +93,10 @@ class State:
         if _is_opaque(value):
             self._generator(value)
             return
+        if isinstance(
+            value, nn.RNNBase
+        ):  # it refers weakly to weights, which then cannot be swapped
+            self._seen[id(value._flat_weight_refs)] = value._flat_weight_refs
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict):
             yield path, own

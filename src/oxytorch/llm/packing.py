@@ -56,8 +56,15 @@ class Packer(Products):
     config: WeightConfig | None
     separate: bool
     keeps: bool
-    _cast: dict[nn.Parameter, nn.Parameter] = field(init=False, default_factory=dict)
     _made: set[nn.Parameter] = field(init=False, default_factory=set)
+    _owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._owners = {}
+        for module in self.model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    self._owners.setdefault(parameter, []).append((module, name))
 
     def of(self, layer: nn.Module, plan: ProductPlan) -> Product:
         modules = [layer.get_submodule(path) for path in plan.paths]
@@ -167,16 +174,13 @@ class Packer(Products):
         bias = module._parameters.get("bias")
         if bias is None or bias in self._made:
             return bias
-        owners = [
-            (other, name)
-            for other in self.model.modules()
-            for name, held in other._parameters.items()
-            if held is bias
-        ]
-        own = nn.Parameter(self.own(bias), bias.requires_grad)
-        self._made.add(own)
-        self.log.changes.append(ParameterSet(module, "bias", own, owners=owners, keeps_before=True))
-        return own
+        return self._cast(module, "bias", bias)
+
+    def _cast(self, module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        """Gives a parameter the dtype of the result, for all that hold it."""
+        own = nn.Parameter(self.own(parameter), parameter.requires_grad)
+        owners = self._owners.get(parameter)
+        return self._replace(module, name, own, owners=owners)
 
     def set_weight(self, module: nn.Module, name: str, tensor: Tensor) -> None:
         """Replaces a parameter by one of the same values; packed ones get a forward and a hook."""
@@ -187,8 +191,7 @@ class Packer(Products):
         # autograd does not take a write to one for a write to all.
         values = tensor.data if type(tensor) is Tensor else tensor.detach()
         own = nn.Parameter(values, before.requires_grad)
-        self._replace(module, name, own)
-        self._made.add(own)
+        self._replace(module, name, own, is_shared=len(self._owners.get(before, ())) > 1)
         if isinstance(tensor, PackedTensor) or is_part(tensor):
             self.log.keep_plain_state(module)
         if isinstance(tensor, PackedTensor) and not already:
@@ -196,8 +199,15 @@ class Packer(Products):
             kind = PanelForward if is_panels else OwnForward
             self.log.set_forward(module, kind(module))
 
-    def _replace(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        self.log.changes.append(ParameterSet(module, name, parameter, keeps_before=True))
+    def _replace(
+        self, module: nn.Module, name: str, parameter: nn.Parameter, **options: Any
+    ) -> nn.Parameter:
+        change = ParameterSet(module, name, parameter, keeps_before=True, **options)
+        self.log.changes.append(change)
+        made = module._parameters[name]
+        assert made is not None
+        self._made.add(made)
+        return made
 
     def head(self, module: nn.Module, transposed: bool, model: nn.Module) -> None:
         """Packs the output head; an embedding that shares its weight keeps the plain one."""
@@ -242,11 +252,7 @@ class Packer(Products):
                 if not parameter.is_floating_point() or parameter in self._made:
                     continue
                 if self.separate or parameter.dtype != self.dtype:
-                    if parameter not in self._cast:
-                        values = self.own(parameter)
-                        self._cast[parameter] = nn.Parameter(values, parameter.requires_grad)
-                        self._made.add(self._cast[parameter])
-                    self._replace(module, name, self._cast[parameter])
+                    self._cast(module, name, parameter)
 
     def cast_buffers(self, model: nn.Module, width: int) -> None:
         """Casts buffers as `from_pretrained(dtype=...)` does: those of the state dictionary, but

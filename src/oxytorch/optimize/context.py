@@ -270,8 +270,7 @@ class OptimizeContext:
     def set_parameter(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         """Make a parameter another one, in all modules that hold it."""
         owners = self.owners.get(id(module._parameters[name]), [(module, name)])
-        change = ParameterSet(module, name, parameter, owners=owners, keeps_object=True)
-        self.log.changes.append(change)
+        self.log.changes.append(ParameterSet(module, name, parameter, owners=owners))
 
     def set_buffer(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
         self.log.changes.append(BufferSet(module, name, buffer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +73,7 @@ class Filling:
         log = log_of(self.model, QUANTIZED) or ChangeLog(report)
         log.report = report
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        holders = Counter(map(id, parameters.values()))
         for name, tensor in self.plain.items():
             module, last = _owner(self.model, name)
             if name in parameters:
@@ -81,7 +83,8 @@ class Filling:
                 module._buffers[last] = tensor
         for name, weight in self.packed.items():
             module, last = _owner(self.model, name)
-            install_packed(log, module, last, weight, parameters[name].requires_grad)
+            is_shared = holders[id(parameters[name])] > 1
+            install_packed(log, module, last, weight, parameters[name].requires_grad, is_shared)
             path = name.rpartition(".")[0] if last == "weight" else name
             shape = (weight.shape[0], weight.shape[1])
             before = weight.numel() * weight.dtype.itemsize
@@ -98,7 +101,7 @@ class Filling:
         source, source_last = _owner(self.model, first)
         value = source._parameters.get(source_last)
         if isinstance(value, PackedTensor):
-            install_packed(log, module, last, value, value.requires_grad)
+            install_packed(log, module, last, value, value.requires_grad, is_shared=True)
         elif source_last in source._parameters:
             module._parameters[last] = value
         else:
@@ -134,13 +137,18 @@ def check_slot(source: str, name: str, given: Tensor, wanted: dict[str, Tensor])
 
 
 def install_packed(
-    log: ChangeLog, module: nn.Module, name: str, weight: PackedTensor, requires_grad: bool
+    log: ChangeLog,
+    module: nn.Module,
+    name: str,
+    weight: PackedTensor,
+    requires_grad: bool,
+    is_shared: bool,
 ) -> None:
-    """Put a packed weight of any kind into a module."""
+    """Put a packed weight of any kind into a module; is_shared: see `ParameterSet`."""
     if isinstance(weight, ByteWeight):
-        install_other(log, module, name, weight, requires_grad)
+        install_other(log, module, name, weight, requires_grad, is_shared)
     else:
-        install_at(log, module, weight, requires_grad)
+        install_at(log, module, weight, requires_grad, is_shared)
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -259,19 +259,22 @@ def install(log: ChangeLog, layer: Layer, packed: PanelWeight) -> None:
     """
     stored = ReorderedPanelWeight.around(packed, layer.transposed, None)
     parameter = stored.as_parameter(layer.weight.requires_grad)
+    if layer.holder is None:
+        owners = [(owner, "weight") for owner in layer.owners]
+        log.changes.append(ParameterSet(layer.module, "weight", parameter, owners=owners))
     for owner in layer.owners:
-        if layer.holder is None:
-            log.changes.append(ParameterSet(owner, "weight", parameter))
-        else:
+        if layer.holder is not None:
             log.changes.append(Untied(owner, "weight", parameter, layer.holder))
         _serve(log, owner)
 
 
 def install_at(
-    log: ChangeLog, module: nn.Module, weight: PackedTensor, requires_grad: bool
+    log: ChangeLog, module: nn.Module, weight: PackedTensor, requires_grad: bool, is_shared: bool
 ) -> None:
-    """Put a packed weight into one linear layer, which may have one already."""
-    log.changes.append(ParameterSet(module, "weight", weight.as_parameter(requires_grad)))
+    """Put a packed weight into one linear layer, which may have one already; is_shared: see
+    `ParameterSet`."""
+    parameter = weight.as_parameter(requires_grad)
+    log.changes.append(ParameterSet(module, "weight", parameter, is_shared=is_shared))
     if not isinstance(module.__dict__.get("forward"), PanelForward):
         _serve(log, module)
 

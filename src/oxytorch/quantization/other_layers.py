@@ -184,10 +184,17 @@ def _indices(rows: int, count: int) -> list[Tensor]:
 
 
 def install_other(
-    log: ChangeLog, module: nn.Module, name: str, weight: ByteWeight, requires_grad: bool
+    log: ChangeLog,
+    module: nn.Module,
+    name: str,
+    weight: ByteWeight,
+    requires_grad: bool,
+    is_shared: bool = False,
 ) -> None:
-    """Put a weight of bytes into a module, which may have others already."""
-    log.changes.append(ParameterSet(module, name, weight.as_parameter(requires_grad)))
+    """Put a weight of bytes into a module, which may have others already; is_shared: see
+    `ParameterSet`."""
+    parameter = weight.as_parameter(requires_grad)
+    log.changes.append(ParameterSet(module, name, parameter, is_shared=is_shared))
     if isinstance(module.__dict__.get("forward"), (ByteRecurrentForward, ByteTableForward)):
         return
     log.keep_plain_state(module)

@@ -58,8 +58,10 @@ class LookUpWeight(PackedTensor):
         return self._over(deepcopy(self.packed, memo))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self.sync()
         is_parameter = isinstance(self, torch.nn.Parameter)
+        if self._is_handed_out and not is_parameter:
+            return super().__reduce_ex__(protocol)
+        self.sync()
         return _rebuild, (type(self), (*self.fields().values(),), is_parameter, self.requires_grad)
 
 

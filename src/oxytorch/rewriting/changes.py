@@ -62,14 +62,18 @@ def forwards_set(forwards: Mapping[nn.Module, Any]) -> Iterator[None]:
 
 
 class ParameterSet(Change):
-    """A parameter was replaced, in all modules that hold it, by one of the same values (up to its
-    new dtype).
+    """A parameter was given other contents, of the same values (up to its new dtype).
 
-    owners: (module, name) of each, the one given by default.
-    keeps_object: whether the parameter's object stays the same, so that an optimizer that holds it
-        goes on holding the model's parameter.
-    keeps_before: whether the parameter that was replaced stays in memory until the change is
-        settled; undoing gives it back. Otherwise undoing makes one of the values that there are.
+    The object stays the model's parameter, with its hooks, its gradient and what a user set on it,
+    so that an optimizer that holds it goes on holding the model's parameter. Where an autograd
+    graph or a weak reference holds it, torch gives it no other contents, and where only some of its
+    owners change it must not have them: the owners hold another object then, and undoing gives them
+    the former one back, with the values of then.
+
+    owners: (module, name) of each that changes, the one given by default.
+    is_shared: whether others than the owners hold the parameter too, which do not change.
+    keeps_before: whether the contents that were replaced stay in memory until the change is
+        settled; undoing gives them back. Otherwise undoing makes some of the values that there are.
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class ParameterSet(Change):
         parameter: nn.Parameter,
         *,
         owners: list[tuple[nn.Module, str]] | None = None,
-        keeps_object: bool = False,
+        is_shared: bool = False,
         keeps_before: bool = False,
     ) -> None:
         before = module._parameters[name]
@@ -87,26 +91,42 @@ class ParameterSet(Change):
         self.module = module
         self.name = name
         self.owners = owners or [(module, name)]
-        self.keeps_object = keeps_object
-        self.before = before if keeps_before else None
         self.was_panels = isinstance(before, PanelWeight)
         self.dtype = before.dtype
         self.memory_format = _memory_format(before)
-        _replace(self.owners, before, parameter, keeps_object)
+        contents = _replace(self.owners, before, parameter, may_swap=not is_shared)
+        self.others = None if contents is not None else (before, parameter)
+        self.contents = contents if keeps_before else None
+        self.is_settled = not keeps_before
 
     def settle(self) -> None:
-        self.before = None
+        self.contents, self.is_settled = None, True
 
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
         now = self.module._parameters.get(self.name)
         if now is None:
             return
         holders = [own for own in self.owners if own[0]._parameters.get(own[1]) is now]
-        if self.before is not None:
-            restored[now] = self.before
-        elif self.keeps_object or now not in restored:
-            restored[now] = nn.Parameter(self._values(now), now.requires_grad)
-        _replace(holders, now, restored[now], self.keeps_object)
+        if self.others is not None and now is self.others[1]:
+            if now not in restored:
+                restored[now] = self._former(self.others[0], now)
+            _replace(holders, now, restored[now], may_swap=False)
+            return
+        contents = self.contents
+        if contents is None:
+            contents = nn.Parameter(self._values(now), now.requires_grad)
+        _replace(holders, now, contents)
+
+    def _former(self, former: nn.Parameter, now: nn.Parameter) -> nn.Parameter:
+        """The object that was replaced by another, `now`, with the values of this one."""
+        if self.is_settled:
+            values = self._values(now)
+            if _give(former, nn.Parameter(values, now.requires_grad)) is None:
+                former.data = values
+        former.requires_grad_(now.requires_grad)
+        if now.grad is not None:
+            give_gradient(former, now.grad)
+        return former
 
     def _values(self, now: nn.Parameter) -> torch.Tensor:
         if self.was_panels and isinstance(now, PanelWeight):
@@ -144,35 +164,58 @@ def _replace(
     owners: list[tuple[nn.Module, str]],
     before: nn.Parameter,
     parameter: nn.Parameter,
-    keeps_object: bool,
-) -> None:
+    may_swap: bool = True,
+) -> nn.Parameter | None:
+    """Give owners the contents of `parameter`; what holds those of before, or None where the owners
+    have become those of `parameter` itself."""
     recurrent = [module for module, _ in owners if isinstance(module, nn.RNNBase)]
     for layer in recurrent:
-        layer._flat_weight_refs = []  # a weak reference keeps a tensor from being swapped
-    if not (keeps_object and _swapped(before, parameter)):
+        # Weak references keep a tensor from being swapped; layers like this one share the list.
+        layer._flat_weight_refs.clear()
+    contents = _give(before, parameter) if may_swap else None
+    if contents is None:
         for module, name in owners:
             setattr(module, name, parameter)
     for layer in recurrent:
         refs: list[Any] = [partial(_itself, w) for w in layer._flat_weights]
-        layer._flat_weight_refs = refs
+        layer._flat_weight_refs[:] = refs
+    return contents
 
 
 def _itself(tensor: Any) -> Any:
     return tensor
 
 
-def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
-    """Make an object another parameter, which keeps its gradient; False where it cannot be done."""
+def _give(object_: nn.Parameter, other: nn.Parameter) -> nn.Parameter | None:
+    """Give a parameter the contents of another and return what holds its own ones; None where that
+    cannot be done."""
     if object_ is other:
-        return True
+        return other
     gradient = object_.grad
-    if type(object_) is type(other) is nn.Parameter:
+    if _has_storage(object_) and _has_storage(other):
+        contents = nn.Parameter(object_.data, object_.requires_grad)
         object_.grad = None
         object_.data = other.data  # also where an autograd graph or a weak reference holds it
         give_gradient(object_, gradient)
-        return True
+        return contents
+    if not _swapped(object_, other):
+        return None
+    if gradient is not None:
+        give_gradient(object_, gradient)
+    return other
+
+
+def _has_storage(parameter: nn.Parameter) -> bool:
+    """Whether torch knows all of a parameter: no class of its own says how to compute with it."""
+    return type(parameter).__torch_dispatch__ == nn.Parameter.__torch_dispatch__
+
+
+def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
+    """Swap two parameters but for what a user gave the first; False where it cannot be done."""
     torch.clear_autocast_cache()  # it refers weakly to parameters
     kind, fields = type(object_), object_.__dict__
+    requires_grad = object_.requires_grad
+    hooks = {name: getattr(object_, name, None) for name in _HOOKS}
     try:
         torch.utils.swap_tensors(object_, other)  # type: ignore[no-untyped-call]
     except RuntimeError:  # held by an autograd graph or a weak reference
@@ -180,9 +223,20 @@ def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
             object_.__class__, other.__class__ = kind, type(object_)
             object_.__dict__, other.__dict__ = fields, object_.__dict__
         return False
-    if gradient is not None:
-        give_gradient(object_, gradient)
+    ours = {name for each in (object_, other) for name in _own_names(each)}
+    object_.__dict__.update({n: value for n, value in other.__dict__.items() if n not in ours})
+    object_.requires_grad_(requires_grad)
+    for name, registered in hooks.items():
+        if registered is not None:  # torch leaves them with the object, but calls them no more
+            setattr(object_, name, registered)
     return True
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _own_names(parameter: nn.Parameter) -> tuple[str, ...]:
+    return parameter._own_names() if isinstance(parameter, PackedTensor) else ()
 
 
 class BufferSet(Change):
@@ -284,13 +338,14 @@ class ChangeLog:
 def plain_state(
     module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """Give the state dictionary plain tensors where the module holds packed ones, and tensors with
-    storages of their own where it holds parts of a joined one.
+    """Give the state dictionary plain tensors where the module holds packed ones, or what it holds
+    does (a parametrization of a packed weight), and tensors with storages of their own where it
+    holds parts of a joined one.
 
     The parameters themselves, which `keep_vars=True` asks for, stay in it.
     """
-    for name, parameter in module._parameters.items():
-        if parameter is None or state.get(prefix + name, parameter) is parameter:
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if state.get(prefix + name, parameter) is parameter:
             continue
         if isinstance(parameter, PackedTensor):
             state[prefix + name] = parameter.plain()

@@ -334,6 +334,8 @@ class PanelWeight(PackedTensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         is_parameter = isinstance(self, torch.nn.Parameter)
+        if self._is_handed_out and not is_parameter:
+            return super().__reduce_ex__(protocol)
         if self.place is not None:
             self.sync()
             return _rebuild_part, (*self.place, is_parameter, self.requires_grad)
