@@ -59,7 +59,7 @@ a model's time there, and single rows a part of its calls."""
 SMALL = 256 << 10
 """Elements of a weight below which the way in which a linear layer is called takes a part of its
 time."""
-COLD = 2e-6
+COLD = 1e-6
 """Seconds that the Python around a packed layer takes longer inside a model than here, where it has
 just run."""
 ENOUGH, LONGEST = 0.05, 0.15

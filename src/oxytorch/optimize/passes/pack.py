@@ -327,7 +327,8 @@ def stand_in(module: nn.Module, weight: torch.Tensor) -> nn.Module:
     bias = module._parameters.get("bias")
     parameters: dict[str, Any] = {**module._parameters, "weight": weight}
     if bias is not None:
-        parameters["bias"] = bias.detach().to(weight.dtype)
+        # A layer with another kind of bias would run its own code.
+        parameters["bias"] = nn.Parameter(bias.detach().to(weight.dtype), requires_grad=False)
     return with_parameters(module, parameters)  # type: ignore[no-any-return]
 
 
