@@ -7,7 +7,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +15,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 import oxytorch
+from oxytorch.graph.recognize import convolution_of_module
+from oxytorch.ops.convolution import PackedConvolutionWeight
 from oxytorch.ops.linear import PackedLinearWeight, can_lie_in_panels, linear, supports
 from oxytorch.optimize.passes import pack, precision
 from oxytorch.rewriting import measure
@@ -202,3 +204,39 @@ def test_undo_and_report_of_layers_in_panels_for_few_rows(
     weight: Any = model[0].weight  # type: ignore[index]
     assert weight.nbytes_packed() >= 2 * weight.nbytes
     assert type(oxytorch.undo(model)[0].weight) is nn.Parameter  # type: ignore[index]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (lambda has_bias: nn.Linear(32, 48, bias=has_bias), (1, 4, 32)),
+        (lambda has_bias: Conv1D(48, 32), (1, 4, 32)),
+        (lambda has_bias: nn.Conv1d(32, 48, 3, bias=has_bias), (1, 32, 20)),
+        (lambda has_bias: nn.Conv2d(32, 48, 3, bias=has_bias), (1, 32, 20, 20)),
+    ],
+)
+def test_layers_that_are_timed_compute_with_their_packed_weights(
+    make: Callable[[bool], nn.Module], size: tuple[int, ...], has_bias: bool, dtype: torch.dtype
+) -> None:
+    if supports(dtype) is not None:
+        pytest.skip("weights of this dtype are not packed here")
+    layer = make(has_bias).eval()
+    values = cast(torch.Tensor, layer.weight).detach().to(dtype)
+    form = convolution_of_module(layer)
+    weight = (
+        PackedLinearWeight(values, transposed=isinstance(layer, Conv1D))
+        if form is None
+        else PackedConvolutionWeight(values, form, input_size=size)
+    )
+    forward = pack.forward_kind(layer)(pack.stand_in(layer, weight))
+
+    def own(*args: object) -> None:
+        raise AssertionError("the layer's own code is timed in place of the packed one")
+
+    vars(forward)["own"] = own
+    with torch.inference_mode():
+        x = torch.randn(size).to(dtype)
+        plain = pack.stand_in(layer, values)(x)
+        torch.testing.assert_close(forward(x), plain, rtol=2e-2, atol=2e-2)

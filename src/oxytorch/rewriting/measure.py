@@ -59,7 +59,7 @@ a model's time there, and single rows a part of its calls."""
 SMALL = 256 << 10
 """Elements of a weight below which the way in which a linear layer is called takes a part of its
 time."""
-COLD = 2e-6
+COLD = 1e-6
 """Seconds that the Python around a packed layer takes longer inside a model than here, where it has
 just run."""
 ENOUGH, LONGEST = 0.05, 0.15
@@ -273,10 +273,11 @@ def _quartiles(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
     before = [0.0] * len(calls)
     timed = [*range(len(calls))]
     began = time.perf_counter()
+    least = _least(between, 1, math.inf)
     for turn in range(FEW_ROUNDS + 1):
-        nothing = _seconds(_nothing, between, 1)
+        least = _least(between, 1, least)
         for number in timed:
-            found = max(_seconds(calls[number], between, 1) - nothing, 1e-7)
+            found = max(_seconds(calls[number], between, 1) - least, 1e-7)
             if turn:
                 taken[number].append(found)
             else:  # which fills caches
@@ -337,12 +338,13 @@ def _ratio(plain: Callable[[], Tensor], packed: Callable[[], Tensor]) -> float:
     hold_heap()
     between = torch.zeros(torch.get_num_threads() << 16)  # large enough for all threads
     ratios: list[float] = []
-    calls = 1
+    calls, least = 1, math.inf
     began = time.perf_counter()
     for turn in range(ROUNDS + 1):
-        nothing, ours, own = (_seconds(run, between, calls) for run in (_nothing, packed, plain))
+        least = _least(between, calls, least)
+        ours, own = _seconds(packed, between, calls), _seconds(plain, between, calls)
         if turn:  # the first turn fills caches
-            ratios.append((ours - nothing + COLD) / max(own - nothing, 1e-7))
+            ratios.append((max(ours - least, 0.0) + COLD) / max(own - least, 1e-7))
         elif max(ours, own) < LONG:
             calls = CALLS
         middle = _middle(ratios)
@@ -352,6 +354,12 @@ def _ratio(plain: Callable[[], Tensor], packed: Callable[[], Tensor]) -> float:
         if turn and _is_over(turn, time.perf_counter() - began):
             break
     return statistics.median(ratios)
+
+
+def _least(between: Tensor, calls: int, before: float) -> float:
+    """The least time of the operator after a call, of those before and one more: on a busy machine
+    some take longer than a call with it, and would make calls of no time."""
+    return min(before, _seconds(_nothing, between, calls))
 
 
 def _nothing() -> None:
