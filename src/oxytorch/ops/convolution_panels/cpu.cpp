@@ -11,10 +11,20 @@ constexpr const char* kOp = "convolution_panels";
 // Whether windows are the pixels of the images, one after the other.
 bool takes_pixels(const Convolution& call, const Tensor& images) {
   bool same = call.groups == 1 && call.windows.channel_stride == 1 && pixel_stride(images) > 0;
+  same &= call.rows * images.size(1) == images.numel();
   for (const WindowDim& dim : call.windows.dims) {
     same &= dim.kernel == 1 && dim.stride == 1 && dim.out_size == dim.size;
   }
   return same;
+}
+
+// Where kernels take one element, those that strides leave out are no part of the image.
+void leave_out_strides(WindowArgs& windows) {
+  for (WindowDim& dim : windows.dims) {
+    const bool takes_some = dim.kernel == 1 && dim.padding == 0 && dim.stride > 1;
+    if (!takes_some || (dim.out_size - 1) * dim.stride >= dim.size) continue;
+    dim = {dim.out_size, dim.out_size, 1, 1, 0, 1, dim.x_stride * dim.stride};
+  }
 }
 
 // The same as a convolution of one dimension, whose images are one.
@@ -96,6 +106,7 @@ Tensor convolution_panels(const Tensor& x, const std::string& format_name, const
   const Images copied = images_of(x, false, may_lie_apart);
   const Tensor& images = copied.tensor();
   set_data(call.windows, images);
+  leave_out_strides(call.windows);
   call.result.out = out.mutable_data();
   call.images = x.size(0);
   call.rows = out.numel() / out_channels;

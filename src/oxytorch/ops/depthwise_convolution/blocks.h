@@ -11,7 +11,7 @@ inline constexpr int kResults = kVectorBytes == 64 ? 7 : 3;
 static_assert(kResults <= kBlockColumns);
 // Lines of the result that a block may have.
 inline constexpr int kBlockLines = kVectorBytes == 64 ? 2 : 1;
-inline constexpr int kMostSquare = 5;
+inline constexpr int kMostSquare = 7;
 
 // A line of an image, or null where the kernel is outside.
 template <class T>
@@ -35,10 +35,11 @@ struct Block {
   float least, most;
 };
 
-// How lines of an image meet those of a kernel: one after the other.
-template <int kernel>
+// How lines of an image meet those of a kernel: one after the other, in float32.
+template <class T, int kernel>
 struct SingleLines {
-  using Element = float;
+  using Element = T;
+  static constexpr int kKernel = kernel;
   static constexpr int kPairs = 0;  // vectors of weights in an order of their own
 
   static constexpr int count(int lines) { return kernel + lines - 1; }
@@ -46,19 +47,19 @@ struct SingleLines {
   static constexpr bool takes(int source, int line) {
     return source >= line && source - line < kernel;
   }
-  OXY_INLINE bool is_outside(const Block<float>& block, int source) {
+  OXY_INLINE bool is_outside(const Block<T>& block, int source) {
     return block.lines[source].x == nullptr;
   }
-  OXY_INLINE f32v weight(const Block<float>& block, int source, int line, int column) {
+  OXY_INLINE f32v weight(const Block<T>& block, int source, int line, int column) {
     return load(block.weights + ((source - line) * kernel + column) * block.weight_stride);
   }
 
   // Columns of a source, one after the other.
   struct Reader {
-    const float* x;
+    const T* x;
     std::int64_t step;
 
-    OXY_MEMBER Reader(const Block<float>& block, int source, std::int64_t first)
+    OXY_MEMBER Reader(const Block<T>& block, int source, std::int64_t first)
         : x(block.lines[source].x + first * block.lines[source].step),
           step(block.lines[source].step) {}
     OXY_MEMBER f32v read() const { return load(x); }
@@ -74,6 +75,7 @@ struct SingleLines {
 template <int kernel>
 struct PairsOfLines {
   using Element = bf16;
+  static constexpr int kKernel = kernel;
   static constexpr int kSources = 1 + kernel / 2;
   static constexpr int kPairs = 2 * kSources * kernel;
 
@@ -171,9 +173,10 @@ __attribute__((noinline)) static void finish_block_of_sums(const Results<T>& to,
 }
 
 // Adds what sources from `source` on give to sums of columns that begin with `first` in the image.
-template <class From, int kernel, int stride, int lines, int source = 0>
+template <class From, int stride, int lines, int source = 0>
 OXY_INLINE void add_sources(const Block<typename From::Element>& block, std::int64_t first,
                             f32v (&sums)[lines][kResults]) {
+  constexpr int kernel = From::kKernel;
   constexpr int kColumns = (kResults - 1) * stride + kernel;
   if (!From::is_outside(block, source)) {
     f32v weights[lines][kernel];
@@ -207,19 +210,19 @@ OXY_INLINE void add_sources(const Block<typename From::Element>& block, std::int
     }
   }
   if constexpr (source + 1 < From::count(lines)) {
-    add_sources<From, kernel, stride, lines, source + 1>(block, first, sums);
+    add_sources<From, stride, lines, source + 1>(block, first, sums);
   }
 }
 
 // `kResults` neighbours from `at` on, of `lines` lines of the result. At most kernel / 2 columns on
 // either side are outside of the image.
-template <template <int> class Sources, int kernel, int stride, int lines>
-static void convolve_block(const Block<typename Sources<kernel>::Element>& block, std::int64_t at) {
-  using T = typename Sources<kernel>::Element;
+template <class From, int stride, int lines>
+static void convolve_block(const Block<typename From::Element>& block, std::int64_t at) {
+  using T = typename From::Element;
   f32v sums[lines][kResults];
 #pragma GCC unroll 16
   for (int i = 0; i < lines * kResults; ++i) sums[i / kResults][i % kResults] = block.to.bias;
-  add_sources<Sources<kernel>, kernel, stride, lines>(block, at * stride - block.padding, sums);
+  add_sources<From, stride, lines>(block, at * stride - block.padding, sums);
   Results<T> to = block.to;
 #pragma GCC unroll 2
   for (int line = 0; line < lines; ++line) {
@@ -241,25 +244,24 @@ static void convolve_block(const Block<typename Sources<kernel>::Element>& block
 }
 
 // All columns; the last block may repeat some of the one before.
-template <template <int> class Sources, int kernel, int stride, int lines>
-static void convolve_lines(const Block<typename Sources<kernel>::Element>& block,
-                           std::int64_t columns) {
+template <class From, int stride, int lines>
+static void convolve_lines(const Block<typename From::Element>& block, std::int64_t columns) {
   std::int64_t at = 0;
   for (; at + kResults <= columns; at += kResults) {
-    convolve_block<Sources, kernel, stride, lines>(block, at);
+    convolve_block<From, stride, lines>(block, at);
   }
-  if (at < columns) convolve_block<Sources, kernel, stride, lines>(block, columns - kResults);
+  if (at < columns) convolve_block<From, stride, lines>(block, columns - kResults);
 }
 
-template <template <int> class Sources, int kernel>
-OXY_INLINE void convolve_square(const Block<typename Sources<kernel>::Element>& block, int stride,
+template <class From>
+OXY_INLINE void convolve_square(const Block<typename From::Element>& block, int stride,
                                 bool is_two_lines, std::int64_t columns) {
   if (stride == 2) {
-    convolve_lines<Sources, kernel, 2, 1>(block, columns);
+    convolve_lines<From, 2, 1>(block, columns);
   } else if (is_two_lines) {
-    convolve_lines<Sources, kernel, 1, kBlockLines>(block, columns);
+    convolve_lines<From, 1, kBlockLines>(block, columns);
   } else {
-    convolve_lines<Sources, kernel, 1, 1>(block, columns);
+    convolve_lines<From, 1, 1>(block, columns);
   }
 }
 

@@ -31,7 +31,7 @@ static bool is_square(const WindowArgs& windows) {
   const std::int64_t beyond = (last.out_size - 1) * stride - last.padding + kernel - last.size;
   return outer.kernel == 1 && outer.padding == 0 && inner.kernel == kernel &&
          inner.stride == stride && inner.dilation == 1 && last.dilation == 1 &&
-         (kernel == 3 || kernel == 5) && (stride == 1 || stride == 2) &&
+         (kernel == 3 || kernel == 5 || kernel == 7) && (stride == 1 || stride == 2) &&
          last.padding <= kernel / 2 && beyond <= kernel / 2 && last.out_size >= kBlockColumns;
 }
 

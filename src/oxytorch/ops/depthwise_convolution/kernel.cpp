@@ -188,9 +188,8 @@ static void find_block(const DepthwiseArgs& args, const Item& item, std::int64_t
 }
 
 // The item's lines, of all whole vectors of channels that can be; returns the channels.
-template <template <int> class Sources, int kernel>
+template <class From>
 static std::int64_t convolve_in_blocks(const DepthwiseArgs& args, const Item& item) {
-  using From = Sources<kernel>;
   using T = typename From::Element;
   const WindowDim* dims = args.windows.dims;
   Block<T> block{};
@@ -205,7 +204,8 @@ static std::int64_t convolve_in_blocks(const DepthwiseArgs& args, const Item& it
   if constexpr (From::kPairs > 0) {
     for (std::int64_t i = 0; i < channels; i += kLanes) {
       const float* weights = args.weight + item.channel + i;
-      if (!write_pairs(weights, args.channels, kernel, pairs + i / kLanes * From::kPairs)) return 0;
+      if (!write_pairs(weights, args.channels, From::kKernel, pairs + i / kLanes * From::kPairs))
+        return 0;
     }
   }
   const std::int64_t end = item.line + item.lines;
@@ -214,17 +214,36 @@ static std::int64_t convolve_in_blocks(const DepthwiseArgs& args, const Item& it
     for (std::int64_t i = 0; i < channels; i += kLanes) {
       find_block(args, item, line, item.channel + i, block);
       if constexpr (From::kPairs > 0) block.pairs = pairs + i / kLanes * From::kPairs;
-      convolve_square<Sources, kernel>(block, dims[1].stride, end - line >= kBlockLines,
-                                       dims[2].out_size);
+      convolve_square<From>(block, dims[1].stride, end - line >= kBlockLines, dims[2].out_size);
     }
   }
   return channels;
 }
 
-template <template <int> class Sources>
-static std::int64_t convolve_in_blocks(const DepthwiseArgs& args, const Item& item) {
-  return args.windows.dims[2].kernel == 3 ? convolve_in_blocks<Sources, 3>(args, item)
-                                          : convolve_in_blocks<Sources, 5>(args, item);
+// As convolve_in_blocks, of a square kernel of that many columns.
+template <int kernel, class T>
+static std::int64_t convolve_square_kernel(const DepthwiseArgs& args, const Item& item) {
+#if OXY_HAS_FAST_BF16_DOT
+  if constexpr (std::is_same_v<T, bf16>) {
+    const std::int64_t done = convolve_in_blocks<PairsOfLines<kernel>>(args, item);
+    if (done > 0) return done;
+  }
+#endif
+  // Narrow vectors share too few columns of so small a kernel to gain by it.
+  if constexpr (kVectorBytes < 64 && kernel == 3 && !std::is_same_v<T, float>) return 0;
+  return convolve_in_blocks<SingleLines<T, kernel>>(args, item);
+}
+
+template <class T>
+static std::int64_t convolve_square_kernel(const DepthwiseArgs& args, const Item& item) {
+  switch (args.windows.dims[kWindowDims - 1].kernel) {
+    case 3:
+      return convolve_square_kernel<3, T>(args, item);
+    case 5:
+      return convolve_square_kernel<5, T>(args, item);
+    default:
+      return convolve_square_kernel<7, T>(args, item);
+  }
 }
 
 template <class T>
@@ -241,13 +260,7 @@ static void convolve_item(const DepthwiseArgs& args, std::int64_t number) {
                   left < args.lines ? left : args.lines,
                   first,
                   channels < kBlockChannels ? channels : kBlockChannels};
-  std::int64_t done = 0;
-  if (args.is_square) {
-    if constexpr (std::is_same_v<T, float>) done = convolve_in_blocks<SingleLines>(args, item);
-#if OXY_HAS_FAST_BF16_DOT
-    if constexpr (std::is_same_v<T, bf16>) done = convolve_in_blocks<PairsOfLines>(args, item);
-#endif
-  }
+  const std::int64_t done = args.is_square ? convolve_square_kernel<T>(args, item) : 0;
   if (done == item.channels) return;
   for (std::int64_t l = 0; l < item.lines; ++l) {
     convolve_plainly<T>(args, item, item.line + l, done);
