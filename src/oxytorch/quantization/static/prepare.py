@@ -15,7 +15,7 @@ from ...graph.forward import AroundForward
 from ...optimize.sample import SampleInput
 from ...program.inputs import ForeignError
 from ...program.observed import INPUT, OUTPUT, ObservedProgram
-from ...program.passes.quantized_layers import Smoothing
+from ...program.passes.quantized_layers import Numbers, Smoothing
 from ...rewriting.changes import AttributeSet
 from ...rewriting.copies import copied
 from ...rewriting.predecessor import PREPARE, leads_on
@@ -188,6 +188,7 @@ class Calibration(AroundForward, Observations):
         self.by_rows: dict[str, None] = {}
         self.groups: dict[tuple[str, ...], str] = {}
         self._channels: dict[tuple[str, ...], int] = {}
+        self._shared: dict[str, tuple[str, ...]] = {}
         self._change: AttributeSet | None = None
 
     def _new_runs(self) -> Runs[ObservedProgram]:
@@ -237,6 +238,7 @@ class Calibration(AroundForward, Observations):
         self.layers.update({**left, **dict.fromkeys((*program.layers, *program.by_rows), "")})
         self.by_rows.update(dict.fromkeys(program.by_rows))
         self.groups.update({group.layers: group.why for group in program.groups})
+        self._shared.update({name: group for group in program.shared for name in group})
         self._channels.update({group.layers: group.channels for group in program.groups})
 
     def _see(self, found: dict[str, Tensor]) -> None:
@@ -278,11 +280,23 @@ class Calibration(AroundForward, Observations):
         kind, only_faster = type(self.module).__name__, self.config.only_faster
         return Recipe(kind, layers, self._smoothing(), only_faster)
 
-    def _numbers(self, name: str) -> Any:
+    def _numbers(self, name: str) -> Numbers | None:
+        own = self._range(name)
+        if own is None:
+            return None
+        ranges = [own, *filter(None, map(self._range, self._shared.get(name, ())))]
+        least, most = min(low for low, _ in ranges), max(high for _, high in ranges)
+        if most - least <= MOST_SHARED * (own[1] - own[0]):
+            own = least, most
+        return numbers_of(*own, self.config.symmetric)
+
+    def _range(self, name: str) -> tuple[float, float] | None:
+        """The range of a value, with zero; None where calibration saw none."""
         observer = self._observers.get(name)
         if observer is None or not observer.count:
             return None
-        return numbers_of(*observer.range(), self.config.symmetric)
+        least, most = observer.range()
+        return min(least, 0.0), max(most, 0.0)
 
     def _smoothing(self) -> list[Smoothing]:
         """What is divided, and why other inputs are not."""
@@ -316,6 +330,9 @@ class Calibration(AroundForward, Observations):
         return self._weights(layers)
 
 
+MOST_SHARED = 4
+"""How many times as wide as its own the range of a value may be that it shares with others whose
+elements it has: parts of what a layer gives, or what is concatenated."""
 TRAINING = "_oxytorch_training"
 """The attribute of a model that trains with fake quantization, where its observations are."""
 
