@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from int8_models import error
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import oxytorch
 from oxytorch.quantization import Int8StaticActivationInt8Weight, convert, quantize, recipe_of
 
 IMAGES = [torch.randn(2, 8, 6, 6, generator=torch.Generator().manual_seed(n)) for n in range(3)]
@@ -71,18 +73,27 @@ MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "max_pool": _pools,
     "amax": lambda x: x.amax((2, 3), keepdim=True),
     "relu": lambda x: F.relu(x.flip(1)),
+    "relu of parts": lambda x: torch.cat([x[:, :8], F.relu(x.flip(1))], 1),
     "float": lambda x: x.flip(1).double().float(),
 }
 NOT_MOVED = {"float"}
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_relu_is_of_bytes_whatever_zero_is(symmetric: bool) -> None:
+    _check("relu of parts", symmetric, None)
+
+
 @pytest.mark.parametrize("place", range(len(MOVES)), ids=[*MOVES])
 def test_elements_move_as_bytes(place: int) -> None:
-    name = [*MOVES][place]
+    _check([*MOVES][place], place % 2 == 1, torch.bfloat16 if place % 3 else None)
+
+
+def _check(name: str, symmetric: bool, dtype: torch.dtype | None) -> None:
     torch.manual_seed(0)
     model = Between(MOVES[name]).eval()
-    config = Int8StaticActivationInt8Weight(symmetric=place % 2 == 1, only_faster=False)
-    quantized = quantize(model, IMAGES, config, dtype=torch.bfloat16 if place % 3 else None)
+    config = Int8StaticActivationInt8Weight(symmetric=symmetric, only_faster=False)
+    quantized = quantize(model, IMAGES, config, dtype=dtype)
     found = _run(quantized, IMAGES[0])
     assert found.shape == _run(model, IMAGES[0]).shape
     assert error(found, _run(model, IMAGES[0])) < 0.05
@@ -99,6 +110,19 @@ def test_bytes_that_are_moved_are_those_of_rounding_behind() -> None:
     again = convert(again, recipe_of(moved), example_inputs=IMAGES[0])
     assert _text(again).count("quantize_per_tensor") == 2
     assert torch.equal(_run(moved, IMAGES[1]), _run(again, IMAGES[1]))
+
+
+IN_FILES = ("chunk", "unbind", "index", "roll", "pad", "pixel_shuffle", "nearest", "relu of parts")
+
+
+@pytest.mark.parametrize("name", IN_FILES)
+def test_files_move_bytes(name: str, tmp_path: Path) -> None:
+    config = Int8StaticActivationInt8Weight(only_faster=False)
+    quantized = quantize(Between(MOVES[name]).eval(), IMAGES, config)
+    oxytorch.save(quantized, tmp_path / "model", sample_input=IMAGES[0])
+    loaded = oxytorch.load(tmp_path / "model")
+    with torch.inference_mode():
+        assert torch.equal(loaded(IMAGES[1]), quantized(IMAGES[1]))
 
 
 class Parts(nn.Module):

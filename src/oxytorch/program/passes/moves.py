@@ -170,13 +170,26 @@ class _Moves:
             results: list[Value | None] = [*sources]
         else:
             dtype = as_numbers(*numbers).torch_dtype
-            moved = _moved(step, sources, numbers)
+            moved = self._moved(step, sources, numbers)
             results = [None if v is None else of_bytes(v, dtype) for v in moved.results]
             made.append(replace(moved, results=results))
         for value, bytes_ in zip(step.results, results, strict=False):
             if value is not None and bytes_ is not None:
                 self._made[value, numbers] = bytes_
         self._editor.replace(step, *made)
+
+    def _moved(self, step: Step, sources: list[Value], numbers: Bytes) -> Step:
+        """The same step over bytes."""
+        step = largest(step) or step
+        first, *rest = step.arguments
+        if step.target == _PAD:
+            rest[-1] = Some(f"{numbers[1]}.0")
+        if step.target == _RELU:
+            least = Value()
+            zero_point, dtype = int(numbers[1]), as_numbers(*numbers).torch_dtype
+            self._editor.steps.constants[least] = torch.tensor(zero_point, dtype=dtype)
+            return Step("aten::maximum", [*sources, least], step.results)
+        return step.with_arguments([sources if isinstance(first, list) else sources[0], *rest])
 
     @staticmethod
     def _keeps(step: Step, numbers: Bytes) -> bool:
@@ -237,14 +250,3 @@ class _Moves:
 def _numbers(step: Step) -> Bytes:
     scale, zero_point, dtype = step.arguments[1:]
     return scale, zero_point, dtype
-
-
-def _moved(step: Step, sources: list[Value], numbers: Bytes) -> Step:
-    """The same step over bytes."""
-    step = largest(step) or step
-    first, *rest = step.arguments
-    if step.target == _PAD:
-        rest[-1] = Some(f"{numbers[1]}.0")
-    if step.target == _RELU:
-        return Step("aten::clamp_min", [*sources, numbers[1]], step.results)
-    return step.with_arguments([sources if isinstance(first, list) else sources[0], *rest])

@@ -21,7 +21,7 @@ from ...rewriting.copies import copied
 from ...rewriting.predecessor import PREPARE, leads_on
 from ...rewriting.refusals import check_evaluation, check_finite, check_module, check_not_optimized
 from .observers import OBSERVERS, Observer, numbers_of
-from .recipe import LayerRecipe, Recipe
+from .recipe import UNSEEN, LayerRecipe, Recipe
 from .runs import Runs, names_of
 from .smoothing import Call, Smoother
 
@@ -272,11 +272,12 @@ class Calibration(AroundForward, Observations):
         layers = {}
         for name, why in self.layers.items():
             input, output = (self._numbers(name + end) for end in (INPUT, OUTPUT))
-            compute = "float"
-            if not why:
-                is_by_rows = name in self.by_rows
-                compute = "dynamic" if is_by_rows else "float" if input is None else "static"
-            layers[name] = LayerRecipe(compute, input, output, why)
+            compute = "dynamic" if name in self.by_rows else "static"
+            is_unseen = not why and compute == "static" and input is None
+            if why or is_unseen:
+                compute = "float"
+            note = UNSEEN if is_unseen else ""
+            layers[name] = LayerRecipe(compute, input, output, why, note)
         kind, only_faster = type(self.module).__name__, self.config.only_faster
         return Recipe(kind, layers, self._smoothing(), only_faster)
 
@@ -308,7 +309,7 @@ class Calibration(AroundForward, Observations):
     def _smoothing_of(self, layers: tuple[str, ...]) -> Smoothing:
         why, smoother = self.groups[layers], self._smoothers.get(layers)
         if why or smoother is None:
-            return Smoothing(layers, why=why or "calibration saw no input of it")
+            return Smoothing(layers, why=why or UNSEEN)
         config = self.config
         return smoother.smoothing(layers, self._weights(layers), config.observer, config.symmetric)
 
