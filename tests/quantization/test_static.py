@@ -67,6 +67,29 @@ def test_depthwise_convolutions_multiply_integers() -> None:
     assert programs(quantized).count("oxytorch::quantize_per_tensor") == 2  # the input, the means
 
 
+class Optional(nn.Module):
+    """A layer that only some calls compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.more = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, more: bool = False) -> Tensor:
+        x = self.first(x)
+        return self.more(x) if more else x
+
+
+def test_a_layer_that_calibration_did_not_reach_stays_floating_and_says_so() -> None:
+    x = torch.randn(2, 8)
+    prepared = prepare(Optional().eval(), None, {"x": x, "more": True})
+    prepared(x)
+    assert recipe_of(prepared).layers["more"].note == "calibration saw no input of it"
+    quantized = convert(prepared)
+    assert "calibration saw no input of it" in str(oxytorch.explain(quantized))
+    with torch.no_grad():
+        assert quantized(x, more=True).isfinite().all()
+
+
 def test_pooling_concatenation_and_channel_shuffle_move_integers() -> None:
     model = Shuffled().eval()
     quantized = quantize(model, IMAGES, Int8StaticActivationInt8Weight(only_faster=False))

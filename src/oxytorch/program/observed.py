@@ -61,13 +61,14 @@ class ObservedProgram(_Shown):
     left: why layers cannot multiply bytes, by name.
     groups: layers by what they take.
     by_rows: those that need no ranges.
+    shared: values that had better have one range, by name.
     """
 
     def __init__(self, run: Run, names: Mapping[int, str]) -> None:
         super().__init__(run, names)
         found = passes.points(self._steps, self._lasting, self._names)
         self.left, self.groups, self._points = found.left, found.groups, found.values
-        self.by_rows = found.by_rows
+        self.by_rows, self.shared = found.by_rows, found.shared
         self._plain = self._steps.copy()
         self._show(found.values.values())
 

@@ -41,8 +41,10 @@ RESAMPLING = tuple(
     )
     for overload in ("vec", "default")
 ) + tuple(
-    getattr(getattr(_aten, f"_upsample_{kind}_aa"), overload)
-    for kind in ("bilinear2d", "bicubic2d")
+    getattr(getattr(_aten, f"_upsample_{kind}"), overload)
+    for kind in (
+        "bilinear2d_aa", "bicubic2d_aa", "nearest_exact1d", "nearest_exact2d", "nearest_exact3d",
+    )
     for overload in ("vec", "default")
 )  # fmt: skip
 """Operators of `interpolate`, for which torch has Python code of many small ones."""

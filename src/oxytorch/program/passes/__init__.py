@@ -161,12 +161,14 @@ class Points:
     left: why other layers cannot multiply any, by name.
     groups: the layers by what they take.
     by_rows: layers whose rows each get a range of their own in any case.
+    shared: values that had better become bytes of one range, by name.
     """
 
     values: dict[str, Value]
     left: dict[str, str]
     groups: list[smoothing.Group]
     by_rows: list[str]
+    shared: list[tuple[str, ...]]
 
 
 def points(steps: Steps, lasting: Iterable[Value], names: Mapping[Value, str]) -> Points:
@@ -181,7 +183,8 @@ def points(steps: Steps, lasting: Iterable[Value], names: Mapping[Value, str]) -
         by_rows[name] = by_rows.get(name) or why  # of all layers and directions of a module
     left |= {name: why for name, why in by_rows.items() if why}
     groups = smoothing.groups_of(editor, names)
-    return Points(values, left, groups, [name for name, why in by_rows.items() if not why])
+    rows = [name for name, why in by_rows.items() if not why]
+    return Points(values, left, groups, rows, quantized.shared_points(editor, names))
 
 
 def compared_layers(

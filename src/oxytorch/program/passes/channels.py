@@ -13,7 +13,7 @@ from ..program import Some, Step, Value
 from .attention import OURS, TORCHS, WHOLE
 from .convolution import zeros_of
 from .editor import VIEWS, are_same, is_same
-from .quantized import is_cast
+from .moves import is_cast
 
 Dims = tuple[int, ...]
 Found = list[tuple[Value, Dims]]

@@ -18,14 +18,8 @@ from . import recurrent
 from .convolution import padded_input
 from .editor import Editor, known
 from .linear import LINEAR
-from .quantized import (
-    DEQUANTIZE,
-    all_layers,
-    convolution_of_bytes,
-    linear_of_bytes,
-    of_bytes,
-    rounding,
-)
+from .moves import of_bytes
+from .quantized import DEQUANTIZE, all_layers, convolution_of_bytes, linear_of_bytes, rounding
 from .quantized_layers import Layer, Numbers, Quantization
 from .quantized_weights import LARGEST, SMALLEST, Making
 

@@ -9,8 +9,8 @@ from ..program import Some, Step, Steps, Value
 from . import convolution, quantized
 from .convolution_times import CONVOLUTION
 from .editor import Editor, Pass
+from .moves import ADDS
 from .post_ops import is_activation
-from .quantized import ADDS
 from .quantized_layers import Layer, Layers, Numbers, Quantization
 
 

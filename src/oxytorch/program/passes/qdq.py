@@ -15,8 +15,10 @@ import torch
 
 from ..program import Argument, Some, Step, Value
 from .editor import Editor
+from .moves import of_bytes
 from .qdq_formulas import number_of, rounded_by_formula, scaled_by_formula
-from .quantized import DEQUANTIZE, FLOATING, QUANTIZE, of_bytes
+from .quantized import DEQUANTIZE, QUANTIZE
+from .quantized_layers import FLOATING
 from .quantized_weights import Making
 
 LIBRARY = "quantized_decomposed::"

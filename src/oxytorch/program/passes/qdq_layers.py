@@ -17,16 +17,15 @@ from .convolution import can_follow_order, changeable, follow_order, padded_inpu
 from .convolution_times import CONVOLUTION
 from .editor import Editor, is_contiguous
 from .linear import LINEAR
+from .moves import MOVES, of_bytes
 from .qdq import SCALE_CHANNELS
 from .qdq_formulas import known_tensor
 from .quantized import (
     DEQUANTIZE,
     QUANTIZE,
-    SAME_BYTES,
     convolution_of_bytes,
     join,
     linear_of_bytes,
-    of_bytes,
     why_not,
 )
 from .quantized_layers import Numbers
@@ -120,7 +119,7 @@ def _look(editor: Editor, step: Step) -> _Found:
 
 def _input(editor: Editor, make: Making, x: Value) -> tuple[Value, Numbers]:
     """The bytes that a layer takes."""
-    maker = editor.made_by(x, DEQUANTIZE, *SAME_BYTES)
+    maker = editor.made_by(x, DEQUANTIZE, *MOVES)
     if maker is None:
         raise _UnfitError("its input is not rounded to 8 bits with one scale that is known")
     source = maker.arguments[0]

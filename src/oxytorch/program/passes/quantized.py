@@ -12,18 +12,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ...ops.quantized_linear import MOST_PRODUCTS
 from ..program import Argument, Some, Step, Value, values_of
 from . import panels
 from .convolution import changeable, follow_order, padded_input
 from .convolution_times import CONVOLUTION
-from .editor import VIEWS, Editor, is_contiguous, known
+from .editor import Editor, is_contiguous, known
 from .linear import LINEAR
-from .pooling import largest
+from .moves import OTHER, adds, as_numbers, groups_of_moved, move, of_bytes, with_added_bytes
 from .post_ops import is_activation
-from .quantized_layers import Layer, Numbers, Quantization
+from .quantized_layers import FLOATING, Layer, Numbers, Quantization
 from .quantized_times import CONVOLUTION_OF_BYTES, LINEAR_OF_BYTES, PANELS, slower, timed
 from .quantized_times import QUANTIZE as QUANTIZE
 from .quantized_times import RESULT as _RESULT
@@ -37,18 +35,6 @@ from .quantized_weights import (
 )
 
 DEQUANTIZE = "oxytorch::dequantize_per_tensor"
-FLOATING = (torch.float32, torch.bfloat16, torch.float16)
-"""Of what layers take and give where that is no bytes."""
-_OTHER = {LINEAR_OF_BYTES: 8, CONVOLUTION_OF_BYTES: 9}
-"""The place of what a step adds."""
-ADDS = {LINEAR_OF_BYTES: 9, CONVOLUTION_OF_BYTES: 14}
-"""The place of the scale of what a step adds, before its zero point."""
-SAME_BYTES = (
-    *VIEWS, "aten::permute", "aten::transpose.int", "aten::t", "aten::squeeze.dim",
-    "aten::unsqueeze", "aten::slice.Tensor", "aten::select.int", "aten::flatten.using_ints",
-    "aten::contiguous", "aten::channel_shuffle", "aten::native_channel_shuffle",
-)  # fmt: skip
-"""Steps whose first result has elements of their first argument: they give bytes of bytes."""
 
 
 def layers_of(editor: Editor, names: Mapping[Value, str]) -> dict[Step, str]:
@@ -124,6 +110,21 @@ def points_of(editor: Editor, names: Mapping[Value, str]) -> dict[str, Value]:
     return found
 
 
+def shared_points(editor: Editor, names: Mapping[Value, str]) -> list[tuple[str, ...]]:
+    """The points of values that share elements by steps that move these, and that a layer makes.
+
+    Where their bytes stand for the same numbers, the layer can give bytes.
+    """
+    points, layers = points_of(editor, names), layers_of(editor, names)
+    made = {value for step in layers for value in step.results}
+    made |= {
+        s.results[0] for s in editor.steps.steps if is_activation(s) and s.arguments[0] in made
+    }
+    groups = (group for group in groups_of_moved(editor) if not made.isdisjoint(group))
+    found = [tuple(name for name, value in points.items() if value in group) for group in groups]
+    return [each for each in found if len(each) > 1]
+
+
 def _added(editor: Editor, step: Step) -> Value | None:
     """What a layer and the activation behind it give, where that is added to something else."""
     (value,) = step.results
@@ -168,7 +169,7 @@ def join(editor: Editor, outputs: Mapping[Value, Numbers]) -> None:
     """
     panels.fuse(editor)
     _add_bytes(editor)
-    _move_up(editor)
+    move(editor)
     _leave_out_pairs(editor)
     _give_bytes(editor, outputs)
 
@@ -263,14 +264,6 @@ def _floating(step: Step) -> list[Argument]:
     return [f'"{meta.dtype}"'.replace("torch.", ""), "none", "0"]
 
 
-def of_bytes(value: Value, dtype: torch.dtype) -> Value:
-    """A value of bytes in the shape and order of another one."""
-    meta = value.meta
-    if meta is None:
-        return Value()
-    return Value(meta=meta.new_empty_strided(meta.shape, meta.stride(), dtype=dtype))
-
-
 def _words(numbers: Numbers) -> list[Argument]:
     return [repr(numbers.scale), str(numbers.zero_point), f'"{numbers.dtype}"']
 
@@ -283,16 +276,13 @@ def rounding(x: Value, numbers: Numbers, result: Value) -> Step:
 def _add_bytes(editor: Editor) -> None:
     """Have layers of bytes add bytes as they are, where float32 numbers were made of them."""
     for step in editor.steps.steps:
-        place = _OTHER.get(step.target)
+        place = OTHER.get(step.target)
         other = None if place is None else step.arguments[place]
         numbers = editor.made_by(other.item, DEQUANTIZE) if isinstance(other, Some) else None
         if place is None or numbers is None or numbers.arguments[3] != '"float32"':
             continue
         x, scale, zero_point, _ = numbers.arguments
-        arguments, scale_place = [*step.arguments], ADDS[step.target]
-        arguments[place] = Some(x)
-        arguments[scale_place : scale_place + 2] = [Some(scale), zero_point]
-        editor.replace(step, step.with_arguments(arguments))
+        editor.replace(step, with_added_bytes(step, x, scale, zero_point))
     editor.apply()
 
 
@@ -312,73 +302,6 @@ def _leave_out_pairs(editor: Editor) -> None:
     editor.apply()
 
 
-def _move_up(editor: Editor) -> None:
-    """Round before steps whose results have the elements of what they take."""
-    moved = True
-    while moved:
-        moved = False
-        for step in editor.steps.steps:
-            if step.target == QUANTIZE and not editor.is_changed(step):
-                moved |= _moved_up(editor, step)
-        editor.apply()
-
-
-def _moved_up(editor: Editor, step: Step) -> bool:
-    x = step.arguments[0]
-    maker = editor.maker.get(x)
-    if maker is None or editor.is_changed(maker) or editor.only_taker(x) is not step:
-        return False
-    (result,) = step.results
-    rest = step.arguments[1:]
-    if is_cast(maker):
-        editor.replace(maker)
-        editor.replace(step, step.with_arguments([maker.arguments[0], *rest]))
-        return True
-    if maker.target == "aten::cat":
-        parts, makes = [], list[Step]()
-        for part in maker.arguments[0]:
-            parts.append(_alike(part, step))
-            makes.append(Step(QUANTIZE, [part, *rest], [parts[-1]]))
-        made = maker.with_arguments([parts, *maker.arguments[1:]])
-    elif maker.target in SAME_BYTES and not any(maker.results[1:]):
-        source = _alike(maker.arguments[0], step)
-        makes = [Step(QUANTIZE, [maker.arguments[0], *rest], [source])]
-        made = maker.with_arguments([source, *maker.arguments[1:]])
-    elif _is_largest_of_layer(editor, maker):
-        source, pooled = _alike(maker.arguments[0], step), largest(maker)
-        assert pooled is not None
-        makes = [Step(QUANTIZE, [maker.arguments[0], *rest], [source])]
-        made = pooled.with_arguments([source, *pooled.arguments[1:]])
-    else:
-        return False
-    editor.replace(maker)
-    editor.replace(step, *makes, replace(made, results=[result, *made.results[1:]]))
-    return True
-
-
-def _is_largest_of_layer(editor: Editor, step: Step) -> bool:
-    """Whether a step takes the largest values of what a convolution of bytes gives to it alone:
-    the largest of numbers, rounded, is the largest of rounded ones."""
-    if largest(step) is None or editor.only_taker(step.arguments[0]) is not step:
-        return False
-    return editor.made_by(step.arguments[0], CONVOLUTION_OF_BYTES) is not None
-
-
-def is_cast(step: Step) -> bool:
-    """Whether a step changes the dtype alone, from one floating dtype to another."""
-    if step.target != "aten::_to_copy" or any(word != "none" for word in step.arguments[2:5]):
-        return False
-    metas = [None if v is None else v.meta for v in (step.arguments[0], step.results[0])]
-    return all(meta is not None and meta.dtype in FLOATING for meta in metas)
-
-
-def _alike(value: Value, step: Step) -> Value:
-    """A value of the bytes that a step makes, in the shape of another one."""
-    (result,) = step.results
-    assert result is not None and result.meta is not None
-    return of_bytes(value, result.meta.dtype)
-
-
 def _give_bytes(editor: Editor, outputs: Mapping[Value, Numbers]) -> None:
     """Have layers give bytes where all that take what they give take bytes."""
     for value in [s.results[0] for s in editor.steps.steps if s.target in _RESULT]:
@@ -386,26 +309,13 @@ def _give_bytes(editor: Editor, outputs: Mapping[Value, Numbers]) -> None:
             continue
         takers = editor.takers.get(value, [])
         rounding = [taker for taker in takers if taker.target == QUANTIZE]
-        adding = [taker for taker in takers if _adds(taker, value)]
+        adding = [taker for taker in takers if adds(taker, value)]
         ways = {tuple(each.arguments[1:]) for each in rounding}
         if not takers or len(rounding) + len(adding) < len(takers) or len(ways) > 1:
             continue
-        numbers = _numbers(*ways.pop()) if ways else outputs.get(value)
+        numbers = as_numbers(*ways.pop()) if ways else outputs.get(value)
         if numbers is not None:
             _with_bytes(editor, value, numbers, rounding, adding)
-
-
-def _adds(step: Step, value: Value) -> bool:
-    """Whether a layer of bytes adds a value, and takes it for nothing else."""
-    place = _OTHER.get(step.target)
-    if place is None or sum(each is value for each in step.taken) != 1:
-        return False
-    other = step.arguments[place]
-    return isinstance(other, Some) and other.item is value
-
-
-def _numbers(scale: str, zero_point: str, dtype: str) -> Numbers:
-    return Numbers(float(scale), int(zero_point), dtype.strip('"'))
 
 
 def _with_bytes(
@@ -423,8 +333,6 @@ def _with_bytes(
         assert each.results[0] is not None
         editor.redirect(each.results[0], made)
     for each in adding:
-        arguments, place = [*each.arguments], ADDS[each.target]
-        arguments[place : place + 2] = [Some(scale), zero_point]
-        editor.replace(each, each.with_arguments(arguments))
+        editor.replace(each, with_added_bytes(each, made, scale, zero_point))
     editor.redirect(value, made)
     editor.apply()

@@ -9,6 +9,9 @@ import torch
 
 from ..program import Value
 
+FLOATING = (torch.float32, torch.bfloat16, torch.float16)
+"""Of what layers take and give where that is no bytes."""
+
 
 @dataclass(frozen=True)
 class Numbers:

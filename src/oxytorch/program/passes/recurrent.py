@@ -21,8 +21,8 @@ from ...ops.quantized_lstm import quantized_lstm
 from ...rewriting.measure import Calls, about, first_win, numbers
 from ..program import Argument, Some, Step, Value
 from .editor import Editor, known
-from .quantized import FLOATING, name_of
-from .quantized_layers import Quantization
+from .quantized import name_of
+from .quantized_layers import FLOATING, Quantization
 from .quantized_weights import Making, bytes_of_recurrent
 
 DIRECTION, LSTM, GRU = "aten::mkldnn_rnn_layer", "aten::lstm.input", "aten::gru.input"

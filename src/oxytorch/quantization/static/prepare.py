@@ -15,13 +15,13 @@ from ...graph.forward import AroundForward
 from ...optimize.sample import SampleInput
 from ...program.inputs import ForeignError
 from ...program.observed import INPUT, OUTPUT, ObservedProgram
-from ...program.passes.quantized_layers import Smoothing
+from ...program.passes.quantized_layers import Numbers, Smoothing
 from ...rewriting.changes import AttributeSet
 from ...rewriting.copies import copied
 from ...rewriting.predecessor import PREPARE, leads_on
 from ...rewriting.refusals import check_evaluation, check_finite, check_module, check_not_optimized
 from .observers import OBSERVERS, Observer, numbers_of
-from .recipe import LayerRecipe, Recipe
+from .recipe import UNSEEN, LayerRecipe, Recipe
 from .runs import Runs, names_of
 from .smoothing import Call, Smoother
 
@@ -188,6 +188,7 @@ class Calibration(AroundForward, Observations):
         self.by_rows: dict[str, None] = {}
         self.groups: dict[tuple[str, ...], str] = {}
         self._channels: dict[tuple[str, ...], int] = {}
+        self._shared: dict[str, tuple[str, ...]] = {}
         self._change: AttributeSet | None = None
 
     def _new_runs(self) -> Runs[ObservedProgram]:
@@ -237,6 +238,7 @@ class Calibration(AroundForward, Observations):
         self.layers.update({**left, **dict.fromkeys((*program.layers, *program.by_rows), "")})
         self.by_rows.update(dict.fromkeys(program.by_rows))
         self.groups.update({group.layers: group.why for group in program.groups})
+        self._shared.update({name: group for group in program.shared for name in group})
         self._channels.update({group.layers: group.channels for group in program.groups})
 
     def _see(self, found: dict[str, Tensor]) -> None:
@@ -270,19 +272,32 @@ class Calibration(AroundForward, Observations):
         layers = {}
         for name, why in self.layers.items():
             input, output = (self._numbers(name + end) for end in (INPUT, OUTPUT))
-            compute = "float"
-            if not why:
-                is_by_rows = name in self.by_rows
-                compute = "dynamic" if is_by_rows else "float" if input is None else "static"
-            layers[name] = LayerRecipe(compute, input, output, why)
+            compute = "dynamic" if name in self.by_rows else "static"
+            is_unseen = not why and compute == "static" and input is None
+            if why or is_unseen:
+                compute = "float"
+            note = UNSEEN if is_unseen else ""
+            layers[name] = LayerRecipe(compute, input, output, why, note)
         kind, only_faster = type(self.module).__name__, self.config.only_faster
         return Recipe(kind, layers, self._smoothing(), only_faster)
 
-    def _numbers(self, name: str) -> Any:
+    def _numbers(self, name: str) -> Numbers | None:
+        own = self._range(name)
+        if own is None:
+            return None
+        ranges = [own, *filter(None, map(self._range, self._shared.get(name, ())))]
+        least, most = min(low for low, _ in ranges), max(high for _, high in ranges)
+        if most - least <= MOST_SHARED * (own[1] - own[0]):
+            own = least, most
+        return numbers_of(*own, self.config.symmetric)
+
+    def _range(self, name: str) -> tuple[float, float] | None:
+        """The range of a value, with zero; None where calibration saw none."""
         observer = self._observers.get(name)
         if observer is None or not observer.count:
             return None
-        return numbers_of(*observer.range(), self.config.symmetric)
+        least, most = observer.range()
+        return min(least, 0.0), max(most, 0.0)
 
     def _smoothing(self) -> list[Smoothing]:
         """What is divided, and why other inputs are not."""
@@ -294,7 +309,7 @@ class Calibration(AroundForward, Observations):
     def _smoothing_of(self, layers: tuple[str, ...]) -> Smoothing:
         why, smoother = self.groups[layers], self._smoothers.get(layers)
         if why or smoother is None:
-            return Smoothing(layers, why=why or "calibration saw no input of it")
+            return Smoothing(layers, why=why or UNSEEN)
         config = self.config
         return smoother.smoothing(layers, self._weights(layers), config.observer, config.symmetric)
 
@@ -316,6 +331,9 @@ class Calibration(AroundForward, Observations):
         return self._weights(layers)
 
 
+MOST_SHARED = 4
+"""How many times as wide as its own the range of a value may be that it shares with others whose
+elements it has: parts of what a layer gives, or what is concatenated."""
 TRAINING = "_oxytorch_training"
 """The attribute of a model that trains with fake quantization, where its observations are."""
 

@@ -19,6 +19,8 @@ COMPUTE = {
     "float": "the layer is computed in the dtype of the rest of the model",
 }
 """How a layer is computed."""
+UNSEEN = "calibration saw no input of it"
+"""Why a layer that could multiply bytes does not."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ...program.passes.quantized_layers import Numbers, Smoothing
 from ...program.passes.quantized_weights import LARGEST, SMALLEST
 from ...program.passes.smoothing import Geometry
 from .observers import OBSERVERS, Histogram, numbers_of
+from .recipe import UNSEEN
 
 ALPHAS, BETWEEN = (0.1, 0.3, 0.5, 0.7, 0.9), 0.1
 """Parts of the range of activations that are moved into the weights: those that are tried first,
@@ -115,7 +116,7 @@ class Smoother:
         observer, symmetric: of the configuration.
         """
         if not self._halves:
-            return Smoothing(layers, why="calibration saw no input of it")
+            return Smoothing(layers, why=UNSEEN)
         first, *rest = self._halves
         inner = torch.stack([_of_inputs(weight, geometry) for weight, geometry in calls]).amax(0)
         search = _Search([*rest, first][0].kept, calls, self.dim)
