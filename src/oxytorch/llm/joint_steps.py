@@ -109,8 +109,9 @@ def _alike_rows(product: Product, most: int, draw: torch.Generator) -> int:
     for _ in range(-(-_COMPARED // outputs)):
         x = torch.randn(most, inputs, generator=draw).to(product.weight.dtype)
         # What is left beside the rounded sums shows digits that rounding them hides.
-        rounded = [-product(row) for row in x.split(1)]
-        rest = [product(*pair) for pair in zip(x.split(1), ["add"] * most, rounded, strict=True)]
+        singles = [x[row : row + 1] for row in range(most)]
+        rounded = [-product(row) for row in singles]
+        rest = [product(row, "add", sum_) for row, sum_ in zip(singles, rounded, strict=True)]
         for rows in range(2, most + 1):
             found = product(x[:rows], "add", torch.cat(rounded[:rows]))
             if not torch.equal(found, torch.cat(rest[:rows])):
