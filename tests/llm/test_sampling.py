@@ -69,7 +69,10 @@ def test_draws_have_the_frequencies_of_their_probabilities(top_k, top_p):
     assert bool(((frequencies - expected).abs() <= allowed + 1e-9).all()), (frequencies, expected)
 
 
-def test_temperature_near_zero_is_greedy():
+@pytest.mark.parametrize("temperature", [1e-4, 1e-37, 1e-45, 1e-300])
+@pytest.mark.parametrize("top_p", [None, 0.9])
+def test_temperature_near_zero_is_greedy(temperature, top_p):
     logits = torch.randn(4, 300)
-    assert torch.equal(Sampler(1e-4, seed=0)(logits), logits.argmax(-1))
+    found = Sampler(temperature, top_p=top_p, seed=0)(100 * logits)
+    assert torch.equal(found, logits.argmax(-1))
     assert torch.equal(Sampler()(logits.bfloat16()), logits.bfloat16().float().argmax(-1))

@@ -48,13 +48,51 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     return error
 
 
-@pytest.mark.parametrize("body", ["{", "[1", "", '{"prompt": NaN}', "[" * 900, "\ud800"])
+NESTED = '{"messages": [{"role": "user", "content": ' + "[" * 150 + "]" * 150 + "}]}"
+HALF = '{"messages": [{"role": "user", "content": "\\udbff"}]}'
+
+
+@pytest.mark.parametrize(
+    "body", ["{", "[1", "", '{"prompt": NaN}', "[" * 900, "\ud800", NESTED, HALF]
+)
 def test_malformed_json_is_refused(server: Running, body: str) -> None:
     data = body.encode("utf-8", "surrogatepass")
     headers = {"content-type": "application/json"}
     answer = httpx.post(server.url + "/v1/completions", content=data, headers=headers)
     assert answer.status_code == 400
     assert "not JSON" in error_of(answer)["message"]
+
+
+def test_characters_beyond_16_bits_are_taken_as_pairs_of_escapes(server: Running) -> None:
+    texts = []
+    for prompt in ("\\ud83d\\ude00", "\U0001f600"):
+        body = json.dumps(ASK).replace("Once", prompt).encode()
+        headers = {"content-type": "application/json"}
+        answer = httpx.post(server.url + "/v1/completions", content=body, headers=headers)
+        assert answer.status_code == 200
+        texts.append(answer.json()["choices"][0]["text"])
+    assert texts[0] == texts[1]
+
+
+def test_null_is_a_field_left_out_also_within_others(server: Running) -> None:
+    body = {**ASK, "temperature": 0, "n": None, "stream_options": {"include_usage": None}}
+    assert httpx.post(server.url + "/v1/completions", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999"])
+def test_numbers_beyond_floats_are_refused(server: Running, value: str) -> None:
+    body = json.dumps({**ASK, "repetition_penalty": 5}).replace("5}", value + "}").encode()
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(server.url + "/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert "repetition_penalty" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_probes_may_ask_for_headers_alone(server: Running, path: str) -> None:
+    answer = httpx.head(server.url + path)
+    assert answer.status_code == 200
+    assert not answer.content
 
 
 @pytest.mark.parametrize("body", ["1", "null", '"text"', "[]", "{}"])
@@ -209,6 +247,11 @@ def test_mistakes_of_the_command_are_told(
     assert "not empty" in said(str(folder), "--token", " ")
     assert "is no model" in said(str(tmp_path), "--port", "0")
     assert "512 positions, got 1000" in said(str(folder), "--port", "0", "--context", "1000")
+    (tmp_path / "config.json").write_text("[]")
+    assert "expected an object, got list" in said(str(tmp_path), "--port", "0")
+    nowhere = ("--port", "0", "--tokenizer", str(tmp_path / "nowhere"))
+    assert "there is no folder" in said(str(folder), *nowhere)
+    assert "--instances: expected at most" in said(str(folder), "--port", "0", "--instances", "999")
     many = ("--port", "0", "--slots", str(10**9))
     assert f"the keys and values of {10**9} slots" in said(str(folder), *many)
     assert "--pooling is an option" in said(str(folder), "--port", "0", "--pooling", "cls")

@@ -27,6 +27,7 @@ class Request:
     mode: "throughput" (an instance for each NUMA node), "latency" (one for every four cores) or "".
     one_node: every instance lies within one NUMA node.
     bind_memory: an instance's memory comes from its own NUMA nodes alone.
+    option: what the number of instances is called where it was asked for.
     """
 
     ninstances: int = 0
@@ -40,6 +41,7 @@ class Request:
     one_node: bool = False
     bind_memory: bool = False
     instance_idx: int | None = None
+    option: str = "--ninstances"
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ def _sizes(cpus: list[Cpu], request: Request, notes: list[str]) -> list[int]:
         return [each] * (count or fitting)
     if count > total:
         raise PlanError(
-            f"--ninstances: expected at most {total}, with {_cores(total)} to use "
+            f"{request.option}: expected at most {total}, with {_cores(total)} to use "
             f"({ranges(cpu.number for cpu in cpus)}), got {count}"
         )
     if each == SPREAD:

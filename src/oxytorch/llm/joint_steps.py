@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -78,14 +78,46 @@ def _weights(model: FusedModel) -> Iterator[Tensor | None]:
 
 
 def exact_rows(model: FusedModel, vocabulary: int, most: int) -> int:
-    """The most sequences, at most `most` and else a power of two, whose joint steps give the very
-    logits that each has alone. Tried on random tokens; products round by their number of rows.
+    """The most sequences, at most `most`, of which any number gives in a joint step the very logits
+    that each has alone.
+
+    Products round by their number of rows: each kind of product is tried with every number, then
+    the whole model on random tokens.
     """
     draw = torch.Generator().manual_seed(0)
     rows = most
+    for weight in _kinds(model):
+        rows = _alike_rows(Product(weight), rows, draw)
     while rows > 1 and not _rounds_alike(model, vocabulary, rows, draw):
         rows = 1 << ((rows - 1).bit_length() - 1)
     return rows
+
+
+def _kinds(model: FusedModel) -> Iterable[Tensor]:
+    """A weight for each kind of product; gated ones sum as the others of their format do."""
+    weights = [
+        weight
+        for weight in _weights(model)
+        if weight is not None and not (isinstance(weight, PanelWeight) and weight.is_gated)
+    ]
+    return {(type(each), each.shape, each.dtype): each for each in weights}.values()
+
+
+def _alike_rows(product: Product, most: int, draw: torch.Generator) -> int:
+    """The most rows, up to which any number of rows has the sums of each row alone."""
+    outputs, inputs = product.weight.shape
+    for _ in range(-(-_COMPARED // outputs)):
+        x = torch.randn(most, inputs, generator=draw).to(product.weight.dtype)
+        # What is left beside the rounded sums shows digits that rounding them hides.
+        singles = [x[row : row + 1] for row in range(most)]
+        rounded = [-product(row) for row in singles]
+        rest = [product(row, "add", sum_) for row, sum_ in zip(singles, rounded, strict=True)]
+        for rows in range(2, most + 1):
+            found = product(x[:rows], "add", torch.cat(rounded[:rows]))
+            if not torch.equal(found, torch.cat(rest[:rows])):
+                most = rows - 1
+                break
+    return most
 
 
 def _rounds_alike(model: FusedModel, vocabulary: int, rows: int, draw: torch.Generator) -> bool:
@@ -103,6 +135,9 @@ def _rounds_alike(model: FusedModel, vocabulary: int, rows: int, draw: torch.Gen
             return False
     return True
 
+
+_COMPARED = 4096
+"""Sums of each row that are compared: one in a hundred shows another order of its terms."""
 
 _READ = 16
 _STEPS = 4

@@ -11,6 +11,10 @@ _FIRST_LOOK = 512
 """Candidates that are sorted before the whole vocabulary is: they nearly always hold top_p."""
 
 
+_LEAST_TEMPERATURE = 1e-30
+"""Quotients by less are infinite in float32; by this one the most likely token is all there is."""
+
+
 class Sampler:
     """Greedy choice, or sampling among the most likely tokens.
 
@@ -69,7 +73,7 @@ class Sampler:
         means all, in order. Probabilities of a row sum to 1; those outside of top_p are 0.
         """
         _check_finite(logits.amax(-1))
-        logits = logits / self.temperature
+        logits = logits / max(self.temperature, _LEAST_TEMPERATURE)
         if self.top_k is None and self.top_p is None:
             return torch.softmax(logits, -1), None
         looked = min(self.top_k or _FIRST_LOOK, logits.shape[-1])

@@ -22,16 +22,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{folder} is not a model: expected a folder in Hugging Face's format, with config.json"
         )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: expected an object, got {type(config).__name__}")
-    kinds = config.get("architectures")
-    if isinstance(kinds, list) and not any(
-        "CausalLM" in str(k) or "LMHead" in str(k) for k in kinds
-    ):
+    config = json_object(path)
+    kinds = architectures(config)
+    if kinds and not any(map(is_language_model, kinds)):
         raise ValueError(
             f"{path}: expected a causal language model, got the architecture {', '.join(kinds)}"
         )
@@ -46,8 +39,32 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def json_object(path: Path) -> dict[str, Any]:
+    """What a file of JSON says. Raises ValueError where it is none, or no object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected an object, got {type(found).__name__}")
+    return found
+
+
+def architectures(config: dict[str, Any]) -> list[str]:
+    """The classes that a config.json names."""
+    names = config.get("architectures") or []
+    return [names] if isinstance(names, str) else [str(name) for name in names]
+
+
+def is_language_model(architecture: str) -> bool:
+    """Whether a class of transformers is a causal language model, by its name."""
+    return "CausalLM" in architecture or "LMHead" in architecture
+
+
 def load_tokenizer(folder: Path) -> Any:
     """The folder's tokenizer; raises ValueError where there is none that transformers reads."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}; expected that of a tokenizer")
     from transformers import AutoTokenizer
 
     try:

@@ -75,13 +75,13 @@ def _server_router(service: Service, metrics: Metrics, state: State) -> APIRoute
     model = {"id": service.name, "object": "model", "created": created, "owned_by": "oxytorch"}
     model |= {"kind": service.kind, **service.details}
 
-    @router.get("/health")
+    @router.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
         if service.worker.is_alive:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "the thread of the model has ended"}, 503)
 
-    @router.get("/ready")
+    @router.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> JSONResponse:
         if state.draining:
             return JSONResponse({"status": "shutting down"}, 503)

@@ -40,7 +40,8 @@ def serve_instances(arguments: argparse.Namespace) -> int:
     OSError for a port in use. Returns the exit status.
     """
     set_up(arguments.log_level)
-    plan = make_plan(read_topology(), Request(ninstances=arguments.instances))
+    request = Request(ninstances=arguments.instances, option="--instances")
+    plan = make_plan(read_topology(), request)
     with bound_socket(arguments.host, arguments.port) as listener:
         os.set_inheritable(listener.fileno(), True)
         if arguments.port == 0:

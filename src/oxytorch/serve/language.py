@@ -22,6 +22,9 @@ from .sequence import End, Event, Sequence
 from .text import GrowingText
 from .tokens import Tokenizer
 
+MOST_STOPS = 16
+"""Each is looked for after every token, by the thread that computes the tokens of all."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -100,7 +103,7 @@ class Language:
 
     async def complete(self, request: Completion, client: str) -> Job:
         """Starts the completions; completion i belongs to prompt i // n."""
-        prompts = await asyncio.to_thread(self._prompts, request.prompt)
+        prompts = await asyncio.to_thread(self._prompts, request)
         length = _Length(request.max_tokens, "max_tokens")
         return self._start(request, prompts, length, request.logprobs, client, "cmpl")
 
@@ -108,6 +111,7 @@ class Language:
         """Starts the completions of a chat."""
         if request.top_logprobs is not None and not request.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
+        self._check_choices(1, request.n)
         tools = None if request.tool_choice == "none" else request.tools
         messages = [_plain(message) for message in request.messages]
         prompt = await asyncio.to_thread(self.tokenizer.chat, messages, tools)
@@ -118,16 +122,27 @@ class Language:
         top = (request.top_logprobs or 0) if request.logprobs else None
         return self._start(request, [prompt], length, top, client, "chatcmpl")
 
-    def _prompts(self, given: str | list[str] | list[int] | list[list[int]]) -> list[list[int]]:
-        prompts = [
-            self.tokenizer.encode(each) if isinstance(each, str) else each
-            for each in separate(given)
-        ]
-        if not prompts:
+    def _prompts(self, request: Completion) -> list[list[int]]:
+        given = separate(request.prompt)
+        if not given:
             raise ApiError(400, "expected a prompt, got an empty list", param="prompt")
+        self._check_choices(len(given), request.n)
+        prompts = [
+            self.tokenizer.encode(each, "prompt") if isinstance(each, str) else each
+            for each in given
+        ]
         for prompt in prompts:
             self._check_tokens(prompt, "prompt")
         return prompts
+
+    def _check_choices(self, prompts: int, each: int) -> None:
+        if prompts * each > self.limits.choices:
+            raise ApiError(
+                400,
+                f"expected at most {self.limits.choices} completions of a request, got "
+                f"{prompts} prompts times n={each}",
+                param="n",
+            )
 
     def _check_tokens(self, prompt: list[int], name: str) -> None:
         if not prompt:
@@ -152,14 +167,11 @@ class Language:
         kind: str,
     ) -> Job:
         answers = len(prompts) * request.n
-        if answers > self.limits.choices:
-            raise ApiError(
-                400,
-                f"expected at most {self.limits.choices} completions of a request, got "
-                f"{len(prompts)} prompts times n={request.n}",
-                param="n",
-            )
         stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+        if len(stops) > MOST_STOPS:
+            raise ApiError(
+                400, f"expected at most {MOST_STOPS} stops, got {len(stops)}", param="stop"
+            )
         if not all(stops):
             raise ApiError(400, "expected stops that are not empty", param="stop")
         loop = asyncio.get_running_loop()

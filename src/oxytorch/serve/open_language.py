@@ -79,7 +79,7 @@ def language_service(
     metrics.gauge("oxytorch_slots", "Slots for sequences.", lambda: engine.slots)
     new = min(arguments.max_new_tokens or context, context)
     limits = Limits(context, new, arguments.max_choices, arguments.timeout)
-    language = Language(model, decoder.vocabulary, Tokenizer(tokenizer), engine, limits)
+    language = Language(model, decoder.vocabulary, Tokenizer(tokenizer, context), engine, limits)
     return Service(
         name,
         "language",
@@ -95,7 +95,7 @@ def _check_memory(decoder: Decoder, slots: int, context: int) -> None:
     if isinstance(decoder, FusedDecoder):
         one = decoder.model.cache(1, 64).nbytes / 64
         check_available(
-            "oxytorch serve",
+            "the server",
             int(one * context * slots),
             f"the keys and values of {slots} slots of {context} tokens (--slots, --context)",
         )

@@ -49,7 +49,7 @@ def sentence_service(
         metrics,
     )
     make = rerank_router if is_rerank else embedding_router
-    served = TextModel(name, reader, Tokenizer(inner), batcher, metrics)
+    served = TextModel(name, reader, Tokenizer(inner, longest), batcher, metrics)
     return Service(name, kind, make(served), batcher, served, {"max_model_len": longest})
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
 
 from ..files import load
 from ..llm.language_model import LanguageModel
-from ..llm_command.folder import load_tokenizer
+from ..llm_command.folder import architectures, is_language_model, json_object, load_tokenizer
 from .app import Service
 from .metrics import Metrics
 from .open_language import language_service, prepared_model
@@ -57,12 +55,8 @@ def kind_of(folder: Path) -> str:
             f"{folder} is no model: expected a file of oxytorch.save, or a folder in Hugging "
             "Face's format, with config.json"
         )
-    try:
-        config: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    names = [str(name) for name in (config.get("architectures") or [])]
-    if any("CausalLM" in name or "LMHead" in name for name in names):
+    names = architectures(json_object(path))
+    if any(map(is_language_model, names)):
         return "language"
     if any(name.endswith("ForSequenceClassification") for name in names):
         return "rerank"

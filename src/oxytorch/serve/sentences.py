@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..llm_command.folder import json_object
 from .errors import ApiError
 from .tokens import Tokenizer
 
@@ -68,7 +69,7 @@ def pooling_of(folder: Path, given: str | None) -> Pooling:
     unknown = [part for part in parts if part not in ("Transformer", "Pooling", "Normalize")]
     if unknown:
         raise ValueError(f"{folder}: the module {unknown[0]} of modules.json is not served")
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = json_object(path)
     on = [name for name, value in data.items() if name.startswith("pooling_mode_") and value]
     modes = [MODES.get(name) for name in on]
     if len(modes) != 1 or modes[0] is None:
@@ -82,6 +83,10 @@ def _parts(folder: Path) -> list[str] | None:
     if not path.is_file():
         return None
     found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, list) or not all(
+        isinstance(part, dict) and "type" in part for part in found
+    ):
+        raise ValueError(f"{path}: expected a list of modules with their types")
     return [str(part["type"]).rpartition(".")[2] for part in found]
 
 
@@ -116,8 +121,7 @@ _OLD_ACTIVATION = "sbert_ce_default_activation_function"
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    return json_object(path)
 
 
 @dataclass(frozen=True, eq=False)

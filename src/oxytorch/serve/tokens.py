@@ -8,12 +8,21 @@ from typing import Any
 
 from .errors import ApiError
 
+CHARACTERS = 64
+"""A text of more characters for each token that the model reads is refused before it is turned into
+tokens, which takes seconds for megabytes. Tokens of text have 2 to 5 characters."""
+
 
 class Tokenizer:
-    """Text to tokens and back. inner: a tokenizer of transformers."""
+    """Text to tokens and back.
 
-    def __init__(self, inner: Any) -> None:
+    inner: a tokenizer of transformers.
+    longest: most tokens of a text that the model reads.
+    """
+
+    def __init__(self, inner: Any, longest: int) -> None:
         self.inner = inner
+        self.longest = longest
         self._lock = threading.Lock()  # tokenizers change themselves while they encode
 
     @property
@@ -21,20 +30,27 @@ class Tokenizer:
         """Whether it says how messages become a prompt."""
         return bool(getattr(self.inner, "chat_template", None))
 
-    def encode(self, text: str, special: bool = True) -> list[int]:
-        """The tokens of a text; special: with those that the model expects around it."""
+    def encode(self, text: str, field: str, special: bool = True) -> list[int]:
+        """The tokens of a text; special: with those that the model expects around it.
+
+        field: of the request. Raises ApiError for a text that is far too long, as all of these do.
+        """
+        self._check_length(text, field)
         with self._lock:
             found: list[int] = self.inner(text, add_special_tokens=special)["input_ids"]
         return found
 
     def encode_pair(self, first: str, second: str) -> dict[str, list[int]]:
         """What a model that reads two texts takes."""
+        self._check_length(first, "query")
+        self._check_length(second, "documents")
         with self._lock:
             found = self.inner(first, second)
         return {name: list(values) for name, values in found.items()}
 
     def encode_whole(self, text: str) -> dict[str, list[int]]:
         """What a model that reads one text takes."""
+        self._check_length(text, "input")
         with self._lock:
             found = self.inner(text)
         return {name: list(values) for name, values in found.items()}
@@ -58,7 +74,17 @@ class Tokenizer:
             raise ApiError(
                 400, f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
-        return self.encode(text, special=False)
+        return self.encode(text, "messages", special=False)
+
+    def _check_length(self, text: str, field: str) -> None:
+        if len(text) > CHARACTERS * self.longest:
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {self.longest} tokens, and {field} has a "
+                f"text of {len(text)} characters; shorten it",
+                param=field,
+                code="context_length_exceeded",
+            )
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -32,15 +33,42 @@ async def body_of(request: Request, model: type[Model]) -> Model:
     except ClientDisconnect as error:
         raise _cancelled() from error
     try:
-        found = json.loads(data, parse_constant=_refuse_constant)
+        found = _parsed(data)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
-    if isinstance(found, dict):  # null stands for a field that is left out
-        found = {name: value for name, value in found.items() if value is not None}
     try:
         return model.model_validate(found)
     except ValidationError as error:
         raise _invalid(error) from error
+
+
+MOST_NESTED = 100
+"""Lists and objects within each other: what reads a body further may have Python call itself for
+each of them."""
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _parsed(data: bytes) -> Any:
+    """What the JSON says. Raises ValueError also where it is nested too deeply, or has a text that
+    is no Unicode: half of a surrogate pair."""
+    text = data.decode(json.detect_encoding(data))
+    found = json.loads(text, parse_constant=_refuse_constant)
+    if _SURROGATE.search(text):
+        json.dumps(found, ensure_ascii=False).encode()
+    if text.count("[") + text.count("{") > MOST_NESTED:
+        _check_nesting(found)
+    return found
+
+
+def _check_nesting(found: Any) -> None:
+    level = [found]
+    for _ in range(MOST_NESTED + 1):
+        values = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [value for each in values for value in each if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise ValueError(f"lists and objects are nested more than {MOST_NESTED} deep")
 
 
 def _refuse_constant(name: str) -> Any:
