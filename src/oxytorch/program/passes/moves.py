@@ -25,8 +25,8 @@ ADDS = {LINEAR_OF_BYTES: 9, CONVOLUTION_OF_BYTES: 14}
 _WHOLE = (
     *VIEWS, "aten::permute", "aten::transpose.int", "aten::t", "aten::squeeze", "aten::squeeze.dim",
     "aten::squeeze.dims", "aten::unsqueeze", "aten::flatten.using_ints", "aten::contiguous",
-    "aten::clone", "aten::channel_shuffle", "aten::native_channel_shuffle", "aten::pixel_shuffle", "aten::pixel_unshuffle",
-    "aten::flip", "aten::roll", "aten::rot90",
+    "aten::clone", "aten::channel_shuffle", "aten::native_channel_shuffle", "aten::pixel_shuffle",
+    "aten::pixel_unshuffle", "aten::flip", "aten::roll", "aten::rot90",
 )  # fmt: skip
 """Steps whose result has all elements of their first argument, each once."""
 _PARTS = (
