@@ -24,7 +24,7 @@ LONG_OFTEN = ("linear", "conv2d_norm", "lstm", "quantized")
 NOT_QUANTIZED = ("distributed_data_parallel", "autocast_of_a_part")
 """Ways that write values which 8 bits do not hold, or whose inputs only quantized layers take."""
 NOT_IN_PROGRAMS = ("swapped_conversion",)
-"""What torch refuses for tensors that guards of a program hold (docs/optimize.md)."""
+"""What torch refuses for tensors that guards of a program hold (docs/graph.md)."""
 FORMS = ["default", *(pytest.param(f, marks=pytest.mark.slow) for f in ("sample", "program"))]
 Way = Callable[[Any, torch.Tensor, Log], None]
 WAYS: dict[str, Way] = {}

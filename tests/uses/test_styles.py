@@ -71,7 +71,7 @@ def test_style(
             with torch.no_grad():
                 log(model(x), x)
         log(_state(model))
-        if form != "program":  # docs/optimize.md: what Python does beside computing is not repeated
+        if form != "program":  # docs/graph.md: what Python does beside computing is not repeated
             log(capsys.readouterr().out)
 
     check(_fresh(name), use, form, _sample)

@@ -38,7 +38,7 @@ REFERENCE = {
     "llm": ("oxytorch.llm", "The guide is [language models](../llm.md)."),
     "optim": ("oxytorch.optim", "The guide is [optimizers](../optim.md)."),
     "runtime": ("oxytorch.runtime", "The guide is [cores, tasks and streams](../running.md)."),
-    "graph": ("oxytorch.graph", "See [`graph=True`](../optimize.md#graphtrue)."),
+    "graph": ("oxytorch.graph", "See [`graph=True`](../graph.md)."),
     "memory": ("oxytorch.memory", "The guide is [memory](../memory.md)."),
     "isa": ("oxytorch.isa", "See [instruction-set levels](../isa.md)."),
     "compat": (
