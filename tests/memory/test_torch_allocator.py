@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -56,6 +57,12 @@ def test_cpu_tensors_live_in_our_memory_and_go_back() -> None:
 
 @pytest.mark.parametrize("policy", ["expandable", "native"])
 def test_cpu_memory_that_the_machine_lacks_is_refused_as_without_it(policy: str) -> None:
+    try:
+        torch.empty(2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE"), dtype=torch.uint8)
+    except RuntimeError:
+        pass
+    else:
+        pytest.skip("this kernel grants more memory than there is, with torch's allocator too")
     out = run(f"""
         import os, torch
         from oxytorch import memory
