@@ -110,9 +110,6 @@ WAYS: dict[str, Callable[[Any, torch.dtype], None]] = {
 }
 
 
-_MIXED_BIAS = "with gradients, a float32 weight of 8 bits meets a bias that llm.optimize cast"
-
-
 def _cases() -> Iterator[Any]:
     number = 0
     for way in WAYS:
@@ -123,8 +120,6 @@ def _cases() -> Iterator[Any]:
                 for dtype in DTYPES:
                     number += 1
                     marks = [] if number % 5 == 0 else [pytest.mark.slow]
-                    if (way, name, dtype) == ("int8_llm", "qwen2", torch.bfloat16):
-                        marks.append(pytest.mark.xfail(reason=_MIXED_BIAS))
                     kind = "tied" if is_tied else "untied"
                     title = f"{way}-{name}-{kind}-{str(dtype).removeprefix('torch.')}"
                     yield pytest.param(way, name, is_tied, dtype, id=title, marks=marks)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..core.modes import must_run_plain
 from ..core.packed import PackedTensor, why_not_plain
-from ..graph.forward import Forward
+from ..graph.forward import Forward, with_parameters
 from ..graph.recognize import Recognizer
 from ..ops.linear_panels import linear_panels
 from ..ops.panels import PanelWeight
@@ -210,6 +210,19 @@ class RoundingForward(Forward):
             own = own.to(weight.dtype)
         found = super().own(*[own for _ in args], **dict.fromkeys(kwargs, own))
         return found.to(x.dtype) if converts else found
+
+    def _home(self) -> nn.Module:
+        """The module with a bias of the dtype of the weight, where only the bias was converted."""
+        parameters = self.module._parameters
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if not isinstance(weight, PackedTensor) or bias is None or bias.dtype == weight.dtype:
+            return self.module
+        if weight.dtype not in _DTYPES or torch.is_autocast_enabled("cpu"):
+            return self.module
+        made: nn.Module = with_parameters(
+            self.module, {**parameters, "bias": bias.to(weight.dtype)}
+        )
+        return made
 
 
 def _is_single(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
