@@ -243,7 +243,8 @@ def _forward(
 ) -> UpperHalvesForward | None:
     """What the module's forward is to be, where it is not to stay.
 
-    layers: those in bfloat16. is_kept: whether a key leaves the module in float32.
+    layers: those in bfloat16.
+    is_kept: whether a key leaves the module in float32.
     """
     if isinstance(module, ParametrizationList) and module in layers:
         return ParametrizationForward(module)
