@@ -87,9 +87,6 @@ def _in_another_order(products: Any) -> Any:
 def test_layers_that_packing_spoils_are_left_as_they_were(
     family: str, method: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if family == "mixtral" and method == "stacked":
-        reason = "its router keeps float32 and is given bfloat16: a regression of 2026-11-27"
-        pytest.xfail(reason)
     model = build(family)
     given = prompt()
     expected = logits(llm.optimize(model, **options), given)

@@ -209,6 +209,13 @@ class Packer(Products):
         self._made.add(made)
         return made
 
+    def give_back(self, begin: int) -> None:
+        """Undoes the changes from a place in the log on: parameters are the user's again."""
+        undone = [each for each in self.log.changes[begin:] if isinstance(each, ParameterSet)]
+        given = (each.module._parameters.get(each.name) for each in undone)
+        self._made.difference_update(own for own in given if own is not None)
+        self.log.undo(begin)
+
     def head(self, module: nn.Module, transposed: bool, model: nn.Module) -> None:
         """Packs the output head; an embedding that shares its weight keeps the plain one."""
         weight = module._parameters["weight"]

@@ -81,7 +81,7 @@ def rewrite_layers(context: LanguageModelContext) -> None:
             plan, gap = chooser.choose(calls)
             _fuse(context, calls, plan, gap)
         except (Unmatched, checking.Differs) as reason:
-            log.undo(begin)  # parameters are the user's again
+            context.packer.give_back(begin)
             if isinstance(reason, checking.Differs):
                 report.differing.append(reason.gap)
             _leave(context, calls, str(reason))
