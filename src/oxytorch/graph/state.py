@@ -93,9 +93,8 @@ class State:
         if _is_opaque(value):
             self._generator(value)
             return
-        if isinstance(
-            value, nn.RNNBase
-        ):  # it refers weakly to weights, which then cannot be swapped
+        if isinstance(value, nn.RNNBase):
+            # It refers weakly to weights, which could not be swapped if these references were kept.
             self._seen[id(value._flat_weight_refs)] = value._flat_weight_refs
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict):

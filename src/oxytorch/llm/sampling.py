@@ -9,8 +9,6 @@ from .numbers import real, whole
 
 _FIRST_LOOK = 512
 """Candidates that are sorted before the whole vocabulary is: they nearly always hold top_p."""
-
-
 _LEAST_TEMPERATURE = 1e-30
 """Quotients by less are infinite in float32; by this one the most likely token is all there is."""
 

@@ -272,12 +272,12 @@ def install(log: ChangeLog, layer: Layer, packed: PanelWeight) -> None:
     """
     stored = ReorderedPanelWeight.around(packed, layer.transposed, None)
     parameter = stored.as_parameter(layer.weight.requires_grad)
+    owners = [(owner, "weight") for owner in layer.owners]
     if layer.holder is None:
-        owners = [(owner, "weight") for owner in layer.owners]
         log.changes.append(ParameterSet(layer.module, "weight", parameter, owners=owners))
-    for owner in layer.owners:
-        if layer.holder is not None:
-            log.changes.append(Untied(owner, "weight", parameter, layer.holder))
+    else:
+        log.changes += [Untied(*owner, parameter, layer.holder) for owner in owners]
+    for owner, _ in owners:
         _serve(log, owner)
 
 
