@@ -62,6 +62,8 @@ time."""
 COLD = 1e-6
 """Seconds that the Python around a packed layer takes longer inside a model than here, where it has
 just run."""
+NO_TIME = 1e-7
+"""Seconds that every call takes at least: on a busy machine what is subtracted can take longer."""
 ENOUGH, LONGEST = 0.05, 0.15
 """Seconds after which no further round begins: where there were the fewest rounds, and at all."""
 DRAWN = 1 << 16
@@ -277,7 +279,7 @@ def _quartiles(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
     for turn in range(FEW_ROUNDS + 1):
         least = _least(between, 1, least)
         for number in timed:
-            found = max(_seconds(calls[number], between, 1) - least, 1e-7)
+            found = max(_seconds(calls[number], between, 1) - least, NO_TIME)
             if turn:
                 taken[number].append(found)
             else:  # which fills caches
@@ -344,7 +346,7 @@ def _ratio(plain: Callable[[], Tensor], packed: Callable[[], Tensor]) -> float:
         least = _least(between, calls, least)
         ours, own = _seconds(packed, between, calls), _seconds(plain, between, calls)
         if turn:  # the first turn fills caches
-            ratios.append((max(ours - least, 0.0) + COLD) / max(own - least, 1e-7))
+            ratios.append((max(ours - least, 0.0) + COLD) / max(own - least, NO_TIME))
         elif max(ours, own) < LONG:
             calls = CALLS
         middle = _middle(ratios)

@@ -123,7 +123,8 @@ def _times_of_linear(x: Tensor, weight: Tensor, by_rows: bool) -> Times:
     if by_rows:
         return Times(best, own[0], own[0])
     rounding = _rounding_of(x.numel(), weight.dtype)
-    return Times(best, own[1] - rounding, own[0] - rounding)
+    outer, inner = (max(seconds - rounding, measure.NO_TIME) for seconds in own)
+    return Times(best, inner, outer)
 
 
 class _CallOfBytes(LinearCall):
