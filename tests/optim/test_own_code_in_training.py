@@ -150,3 +150,59 @@ def test_own_code_without_a_sample_is_explained_in_inference() -> None:
     model = oxytorch.optimize(stock, dtype={"": torch.bfloat16, nn.Linear: torch.bfloat16})
     with torch.no_grad(), pytest.raises(DtypeError, match="sample_input"):
         model(torch.randn(8, 32))
+
+
+class Recurrent(nn.Module):
+    """Layers that torch's compiler does not take: it gives up what calls them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 32)
+        self.first = nn.GRU(32, 32)
+        self.second = nn.LSTM(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.second(self.first(self.embedding(x))[0])[0]
+        return result
+
+
+class Routed(nn.Module):
+    """A loop that torch's compiler gives up, over values of tensors."""
+
+    def __init__(self, code: Callable[[Own, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 32)
+        self.experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+        self.own = Own(code)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        result = torch.zeros_like(x)
+        for k in range(2):
+            rows = (torch.arange(len(x)) % 2 == k).nonzero().squeeze(1)
+            result = result.index_add(0, rows, self.experts[k](x[rows]))
+        return self.own(result)
+
+
+@pytest.mark.parametrize("kind", ["product", "masked", "attention"])
+def test_own_code_trains_alike_after_the_compiler_gave_up_other_code(kind: str) -> None:
+    losses = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        for make, x in (
+            (Recurrent, torch.arange(8)),
+            (lambda: Routed(CODES[kind]), torch.arange(8)),
+        ):
+            torch.manual_seed(0)
+            stock = make()
+            optimizer = torch.optim.SGD(stock.parameters(), lr=0.1)
+            model, optimizer = oxytorch.optimize(stock, optimizer=optimizer, dtype=torch.bfloat16)
+            call = torch.compile(model, backend="eager") if compiled else model
+            for _ in range(3):
+                loss = call(x).float().square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+    torch._dynamo.reset()
+    assert losses[:6] == losses[6:]

@@ -1,4 +1,4 @@
-"""Keeps torch's compiler out of optimizers: it runs around their steps."""
+"""Keeps torch's compiler out of optimizers, around whose steps it runs, and of what asks for it."""
 
 from __future__ import annotations
 
@@ -34,6 +34,20 @@ def never_compiled(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     return call
+
+
+def never_compiled_alone(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function, which torch's compiler takes into what calls it and never compiles by itself.
+
+    For functions that ask `torch.compiler.is_compiling()`. Where the compiler has given up a frame,
+    that runs in Python and the compiler looks at each function that it calls: such a one, compiled
+    by itself, would say yes to code that is not being compiled.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    skip, usual = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+    code: Any = getattr(function, "__code__")  # noqa: B009
+    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, usual))
+    return function
 
 
 def without_compiler(method: Callable[_P, None]) -> Callable[_P, None]:

@@ -21,6 +21,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from ..core.gradients import give_gradient
 from ..ops.optimizer_step import formats
 from . import sharding, split_functions, split_storage
+from .compiler import never_compiled_alone
 from .leaves import leaves, mapped
 from .master_weight import MasterWeight, as_plain, plainly
 
@@ -173,6 +174,7 @@ class _Place(threading.local):
 _place = _Place()
 
 
+@never_compiled_alone
 def is_upper_half() -> bool:
     """Whether a split parameter is nothing but its upper half here: in forwards and steps."""
     return (
@@ -212,6 +214,7 @@ def saving() -> Iterator[None]:
         _place.saving = before
 
 
+@never_compiled_alone
 def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """A function of torch whose arguments hold split parameters or their weights."""
     name = getattr(function, "__name__", "")

@@ -23,6 +23,7 @@ from torch.optim.optimizer import Optimizer
 from .. import optim
 from ..core.interruption import pass_on_interruption
 from ..optim import pending_splits, split_parameter
+from ..optim.compiler import never_compiled_alone
 from ..optim.optimizer import FusedOptimizer
 from ..rewriting.changes import AttributeSet, Change, ChangeLog, log_of
 from ..rewriting.driver import run_passes
@@ -274,6 +275,7 @@ def _is_prepared(module: nn.Module) -> bool:
     return "_apply" in module.__dict__
 
 
+@never_compiled_alone
 def _prepare_when_called(model: nn.Module, inputs: Any) -> None:
     """Called before each forward of the model; a program that is compiled takes it as it is."""
     if not torch.compiler.is_compiling() and not all(map(_is_prepared, model.modules())):

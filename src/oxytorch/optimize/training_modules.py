@@ -14,7 +14,7 @@ from ..graph.errors import DtypeError
 from ..graph.forward import OwnSignature
 from ..graph.mixed_norms import norms_in_one_dtype
 from ..optim import split_parameter
-from ..optim.compiler import never_compiled
+from ..optim.compiler import never_compiled, never_compiled_alone
 from ..optim.split_parameter import SplitParameter
 
 TAKE_ANY = (
@@ -164,6 +164,7 @@ def _autocast(module: nn.Module) -> AbstractContextManager[None]:
     return torch.autocast("cpu", torch.bfloat16)
 
 
+@never_compiled_alone
 def _computing() -> AbstractContextManager[None]:
     if torch.compiler.is_exporting():
         raise RuntimeError(
