@@ -147,7 +147,7 @@ def test_folders_that_cannot_be_loaded_are_named(folder, tmp_path, capsys):
     assert "pickled" in _refused([pickled, *prompt], capsys)
     broken = changed("broken")
     (broken / "config.json").write_text("{")
-    assert "is not JSON" in _refused([broken, *prompt], capsys)
+    assert "expected a file in JSON" in _refused([broken, *prompt], capsys)
     speechless = changed("speechless")
     (speechless / "tokenizer.json").unlink()
     (speechless / "tokenizer_config.json").unlink()
