@@ -242,7 +242,7 @@ def test_quantized_folders_keep_their_weights(folder, tmp_path, capsys):
 @pytest.mark.parametrize("verb", ["generate", "perplexity", "bench"])
 def test_files_that_cannot_be_written_are_told_first(verb, folder, tmp_path, mistake):
     given = {"generate": ["--prompt", "a"], "perplexity": ["--text", str(folder)], "bench": []}
-    for path, text in ((tmp_path / "no" / "f.json", "does not exist"), (tmp_path, "is a folder")):
+    for path, text in ((tmp_path / "no" / "f.json", "found no"), (tmp_path, "found a folder")):
         assert text in mistake(["llm", verb, str(folder), *given[verb], "--json", str(path)])
 
 

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     target: Path = arguments.target or source.with_suffix(".oxy")
     try:
         if not arguments.text:
-            _check_target(target, source)
+            check_destination(target, source)
         exported = _exported(source, arguments.modules)
         began = time.perf_counter()
         model = _program(exported)
@@ -101,13 +101,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.no_check:
         return 0
     return _compare(exported, target)
-
-
-def _check_target(target: Path, source: Path) -> None:
-    """Raises ValueError or OSError where nothing can be written to `target`, before the work."""
-    check_destination(target)
-    if target.resolve() == source.resolve():
-        raise ValueError(f"expected a target other than the source, got {target}")
 
 
 class _Reason(logging.Filter):
