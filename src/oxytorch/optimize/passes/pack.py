@@ -197,7 +197,7 @@ def _pays(
         assert size is not None
         if len(size) > 3:
             layer = like_program(packed.geometry, size, packed)
-            return convolution_times.is_faster("layer", layer, "packed", "plain")
+            return convolution_times.is_faster(layer, "packed", "plain")
         channels, kernel = tuple(map(about, weight.shape[:2])), tuple(weight.shape[2:])
         key: tuple[Any, ...] = (type(module), type(packed), channels, kernel, weight.dtype)
         x = numbers(*size).to(weight.dtype)
@@ -212,7 +212,7 @@ def _pays(
     key = (*key_of_linear(weight, packed.transposed, dims), packed.in_panels)
     if size is not None and _is_as_in_program(weight, packed.transposed):
         way = products.panels_call if packed.in_panels else products.packed_call
-        if not products.is_faster("layer", *_metas(size, weight), way, products.plain_call):
+        if not products.is_faster(*_metas(size, weight), way, products.plain_call):
             return False
         _leave_fewer_rows(packed, weight, key, rows[0], calls)
         return True
@@ -384,7 +384,7 @@ def _is_faster_in_panels(
         return None
     if _is_as_in_program(weight, transposed) and not products.why_not_packed(weight):
         x, like = _metas(size, weight.to(device="meta", dtype=dtype))
-        return products.is_faster("layouts", x, like, products.panels_call, products.packed_call)
+        return products.is_faster(x, like, products.panels_call, products.packed_call)
     (rows,) = rows_of(size, weight.numel())
 
     def both() -> list[Product]:
