@@ -193,18 +193,16 @@ static Tensor moe(const Tensor& x, const Tensor& router_weights, const Tensor& r
                   const std::string& epilogue_name, const std::string& activation) {
   const DType dtype = check_dtype(kMoe, "x", x);
   check_minimum_dim(kMoe, "x", x, 1);
+  const PanelFormat& gate_up_kind = parse_format(kMoe, "gate_up_format", gate_up_format);
+  const PanelFormat& down_kind = parse_format(kMoe, "down_format", down_format);
   const ExpertTensors gate_up{"gate_up",
-                              parse_format(kMoe, "gate_up_format", gate_up_format),
+                              gate_up_kind,
                               gate_up_panels,
                               gate_up_channel_scales,
                               gate_up_group_scales,
                               gate_up_zero_points};
-  const ExpertTensors down{"down",
-                           parse_format(kMoe, "down_format", down_format),
-                           down_panels,
-                           down_channel_scales,
-                           down_group_scales,
-                           down_zero_points};
+  const ExpertTensors down{
+      "down", down_kind, down_panels, down_channel_scales, down_group_scales, down_zero_points};
   const std::size_t experts = gate_up_panels.size();
   check_lists(gate_up, experts);
   check_lists(down, experts);
