@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from oxytorch.graph.forward import with_parameters
 from oxytorch.ops.linear import PackedLinearWeight
-from oxytorch.optimize.passes.pack import LinearForward
+from oxytorch.optimize.passes.packed_layers import LinearForward
 
 SIZES = ((64, 128), (128, 256), (256, 256), (512, 512))
 ROUNDS, CALLS = 15, 300

@@ -24,7 +24,7 @@ from oxytorch.core.packed import PackedTensor
 from oxytorch.core.words import offsets
 from oxytorch.ops.linear import PackedLinearWeight
 from oxytorch.ops.linear import linear as product_with
-from oxytorch.optimize.passes.pack import LinearForward
+from oxytorch.optimize.passes.packed_layers import LinearForward
 
 pytestmark = [
     NEEDS_LIBRARY,

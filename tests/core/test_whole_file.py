@@ -29,3 +29,11 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
         raise ZeroDivisionError
     assert os.listdir(tmp_path) == ["model.oxy"]
     assert path.read_bytes() == b"old"
+
+
+def test_what_the_work_reads_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "run.trace").write_bytes(b"read")
+    (tmp_path / "link.trace").symlink_to(tmp_path / "run.trace")
+    with pytest.raises(FileExistsError, match="is the file that is read; name another"):
+        check_destination(tmp_path / "link.trace", tmp_path / "run.trace")
+    check_destination(tmp_path / "other.trace", tmp_path / "run.trace")

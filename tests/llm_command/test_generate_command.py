@@ -147,7 +147,7 @@ def test_folders_that_cannot_be_loaded_are_named(folder, tmp_path, capsys):
     assert "pickled" in _refused([pickled, *prompt], capsys)
     broken = changed("broken")
     (broken / "config.json").write_text("{")
-    assert "is not JSON" in _refused([broken, *prompt], capsys)
+    assert "expected a file in JSON" in _refused([broken, *prompt], capsys)
     speechless = changed("speechless")
     (speechless / "tokenizer.json").unlink()
     (speechless / "tokenizer_config.json").unlink()
@@ -242,7 +242,7 @@ def test_quantized_folders_keep_their_weights(folder, tmp_path, capsys):
 @pytest.mark.parametrize("verb", ["generate", "perplexity", "bench"])
 def test_files_that_cannot_be_written_are_told_first(verb, folder, tmp_path, mistake):
     given = {"generate": ["--prompt", "a"], "perplexity": ["--text", str(folder)], "bench": []}
-    for path, text in ((tmp_path / "no" / "f.json", "does not exist"), (tmp_path, "is a folder")):
+    for path, text in ((tmp_path / "no" / "f.json", "found no"), (tmp_path, "found a folder")):
         assert text in mistake(["llm", verb, str(folder), *given[verb], "--json", str(path)])
 
 

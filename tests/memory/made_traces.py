@@ -8,7 +8,7 @@ from typing import Any
 from oxytorch.memory.stock import Settings, StockAllocator
 from oxytorch.memory.trace import Kind, Queue, Trace
 
-KiB, MiB = 1 << 10, 1 << 20
+MiB = 1 << 20
 
 
 def training(steps: int = 6, layers: int = 12, seed: int = 0) -> Trace:

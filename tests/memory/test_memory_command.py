@@ -98,9 +98,12 @@ def test_plot_is_drawn_the_same_again(path: Path, suffix: str, capsys) -> None:
         (["show", "{path}", "--device", "1"], "a trace is of one device"),
         (["replay", "{path}", "--allocators", ","], "--allocators: expected some of native-policy"),
         (["replay", "{path}", "--allocators", "roundup_power2_divisions:3"], "a power of 2"),
-        (["replay", "{path}", "--json", "absent/x.json"], "--json: there is no folder absent"),
-        (["replay", "{path}", "--json", "{path}"], "is the trace; name another file"),
-        (["replay", "{path}", "--json", "{folder}"], "is a folder"),
+        (
+            ["replay", "{path}", "--json", "absent/x.json"],
+            "--json: absent/x.json: expected an existing folder",
+        ),
+        (["replay", "{path}", "--json", "{path}"], "is the file that is read; name another"),
+        (["replay", "{path}", "--json", "{folder}"], "found a folder"),
     ],
 )
 def test_mistakes_are_named(path: Path, words: list[str], message: str, capsys) -> None:

@@ -140,11 +140,15 @@ def test_record_without_torchs_allocator_says_why(
 
 def test_record_refuses_what_it_cannot_do(monkeypatch, tmp_path: Path) -> None:
     device = Device(monkeypatch)
-    with pytest.raises(FileNotFoundError, match="there is no folder"), record(tmp_path / "a" / "b"):
+    with (
+        pytest.raises(FileNotFoundError, match="expected an existing folder"),
+        record(tmp_path / "a" / "b"),
+    ):
         pass
-    for name in ("/dev/null", tmp_path):
-        with pytest.raises(FileExistsError, match="is no file"), record(name):
-            pass
+    with pytest.raises(FileExistsError, match="is no file"), record("/dev/null"):
+        pass
+    with pytest.raises(IsADirectoryError, match="found a folder"), record(tmp_path):
+        pass
     script = tmp_path / "train.py"
     script.write_text("print('mine')\n")
     with (

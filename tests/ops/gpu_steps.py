@@ -202,9 +202,6 @@ COUNTS = (1, 255, 256, 257, 0, layout.BLOCK - 1, layout.BLOCK, layout.BLOCK + 1)
 SHAPES = ((3, 5), (33, 70), (2, 40, 13), (1, layout.BLOCK + 1), (64, 64))
 """Of parameters with a factored state."""
 
-PADDED = 64
-"""Elements of which the reference computes a multiple: torch's vector instructions take all."""
-
 
 def batch(case: Case, seed: int = 0) -> Batch:
     """Hostile tensors: sizes around blocks, one that is not aligned, zeros, infinities, NaN."""

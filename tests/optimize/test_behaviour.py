@@ -325,17 +325,17 @@ def test_verify_passes_and_reports() -> None:
 def test_verify_names_the_first_module_that_differs(
     inplace: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oxytorch.optimize.passes import pack
+    from oxytorch.optimize.passes.packed_layers import LinearForward
 
     model, sample = build("bert")
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    real = pack.LinearForward.__call__
+    real = LinearForward.__call__
 
     def wrong(self: Any, x: torch.Tensor) -> torch.Tensor:
         result = real(self, x)
         return result + 1 if self.module.out_features == 32 else result
 
-    monkeypatch.setattr(pack.LinearForward, "__call__", wrong)
+    monkeypatch.setattr(LinearForward, "__call__", wrong)
     with pytest.raises(VerificationError, match=r"encoder\.layer\.0\.attention\.self\.query"):
         oxytorch.optimize(model, sample_input=sample, verify=True, inplace=inplace)
     assert not any("forward" in m.__dict__ for m in model.modules())

@@ -19,6 +19,7 @@ from oxytorch.graph.recognize import convolution_of_module
 from oxytorch.ops.convolution import PackedConvolutionWeight
 from oxytorch.ops.linear import PackedLinearWeight, can_lie_in_panels, linear, supports
 from oxytorch.optimize.passes import pack, precision
+from oxytorch.optimize.passes.packed_layers import forward_kind
 from oxytorch.rewriting import measure
 
 
@@ -230,7 +231,7 @@ def test_layers_that_are_timed_compute_with_their_packed_weights(
         if form is None
         else PackedConvolutionWeight(values, form, input_size=size)
     )
-    forward = pack.forward_kind(layer)(pack.stand_in(layer, weight))
+    forward = forward_kind(layer)(pack.stand_in(layer, weight))
 
     def own(*args: object) -> None:
         raise AssertionError("the layer's own code is timed in place of the packed one")

@@ -101,10 +101,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-class _Marked(torch.Tensor):
-    """A tensor subclass that does nothing."""
-
-
 FORMS: dict[str, dict[str, Any]] = {
     "default": {},
     "sample": {"sample": True},

@@ -23,9 +23,9 @@ def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def set_to(pays: bool, in_panels: bool = False, joined: bool = True, own: bool = False) -> None:
         wins = {
-            panels.BESIDE_PACKED: in_panels,
+            (linear.panels_call, linear.packed_call): in_panels,
             joining.JOINED: joined,
-            own_convolutions.OWN: own,
+            ("own", "plain"): own,
         }
 
         def first_win(key: Any, sizes: Any, gain: float = 1.0) -> int | None:
@@ -34,20 +34,18 @@ def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                     run()
             return 0 if wins.get(key[0], pays) else None
 
-        def is_faster(
-            name: str, x: Any, weight: Any, make: Any, than: Any, gain: float = 1
-        ) -> bool:
+        def is_faster(x: Any, weight: Any, make: Any, than: Any, gain: float = 1) -> bool:
             for call in linear.products_of(x, weight, (make, than), 4):
                 call()
-            return wins.get(name, pays)
+            return wins.get((make, than), pays)
 
         def is_faster_convolution(
-            name: str, layer: Any, way: str, than: str, *more: bool, gain: float = 1
+            layer: Any, way: str, than: str, *more: bool, gain: float = 1
         ) -> bool:
             ways = convolution_times.Ways(layer)
             for each in (way, than):
                 getattr(ways, each)()
-            return wins.get(name, pays)
+            return wins.get((way, than), pays)
 
         for module in (convolution_times, joining):
             monkeypatch.setattr(module, "first_win", first_win)

@@ -216,7 +216,7 @@ def test_activations_that_only_ours_sweep_count(
     found: list[bool] = []
 
     def is_faster(
-        name: str, layer: Any, way: str, than: str, swept: bool, padded: bool, gain: float = 1
+        layer: Any, way: str, than: str, swept: bool, padded: bool, gain: float = 1
     ) -> bool:
         found.append(swept)
         return True
@@ -247,7 +247,7 @@ def test_the_first_convolution_is_timed_in_the_order_of_the_input(
 
     found: list[Any] = []
 
-    def is_faster(name: str, layer: Any, *_: Any, **__: Any) -> bool:
+    def is_faster(layer: Any, *_: Any, **__: Any) -> bool:
         found.append((layer.takes, layer.returns))
         return False
 
@@ -277,8 +277,8 @@ def test_torchs_operators_count_as_ending_the_parallel_region(
     monkeypatch.setattr(convolution_times, "times_of", lambda layer: times)
     for threads, wins in ((1, False), (2, True)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert IS_FASTER("any", layer, "own", "plain") == wins
-        assert not IS_FASTER("any", layer, "packed", "plain")
+        assert IS_FASTER(layer, "own", "plain") == wins
+        assert not IS_FASTER(layer, "packed", "plain")
 
 
 @pytest.mark.parametrize(

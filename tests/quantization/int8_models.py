@@ -89,6 +89,13 @@ def calibrated(
     return prepared
 
 
+def run(model: nn.Module, *args: Tensor) -> Tensor:
+    """A model's result, without gradients."""
+    with torch.no_grad():
+        found: Tensor = model(*args)
+    return found
+
+
 def error(found: Tensor, wanted: Tensor) -> float:
     """The size of the difference beside that of what is wanted."""
     return float((found.float() - wanted.float()).norm() / wanted.float().norm())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from int8_models import Block, Residual, error
+from int8_models import Block, Residual, error, run
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -35,12 +35,6 @@ from oxytorch.quantization.static.fake import integers_of
 IMAGES = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randn(4, 9, 64, generator=torch.Generator().manual_seed(0))
 Optimizer = Callable[..., Any]
-
-
-def run(model: nn.Module, *args: Tensor) -> Tensor:
-    with torch.no_grad():
-        found: Tensor = model(*args)
-    return found
 
 
 def train(

@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from int8_models import Block, Chain, Gated, PreNorm, Residual, calibrated, error, with_outliers
+from int8_models import (
+    Block,
+    Chain,
+    Gated,
+    PreNorm,
+    Residual,
+    calibrated,
+    error,
+    run,
+    with_outliers,
+)
 from torch import Tensor, nn
 
 import oxytorch
@@ -46,12 +56,6 @@ _SEEDS = [torch.Generator().manual_seed(number) for number in range(6)]
 TOKENS = [torch.randn(2, 9, 64, generator=each) for each in _SEEDS]
 ROWS = [torch.randn(4, 7, 32, generator=each) for each in _SEEDS]
 IMAGES = [torch.randn(2, 3, 16, 16, generator=each) for each in _SEEDS]
-
-
-def run(model: nn.Module, *args: Tensor) -> Tensor:
-    with torch.no_grad():
-        found: Tensor = model(*args)
-    return found
 
 
 def outliers() -> PreNorm:

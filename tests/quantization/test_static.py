@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from int8_models import Block, Residual, Shuffled, calibrated, error
+from int8_models import Block, Residual, Shuffled, calibrated, error, run
 from torch import Tensor, nn
 
 import oxytorch
@@ -35,12 +35,6 @@ OBSERVERS = ("minmax", "moving_average", "percentile", "mse", "kl")
 def programs(model: nn.Module) -> str:
     found: Any = model.forward
     return "\n".join(map(str, found.programs()))
-
-
-def run(model: nn.Module, *args: Tensor) -> Tensor:
-    with torch.no_grad():
-        found: Tensor = model(*args)
-    return found
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])

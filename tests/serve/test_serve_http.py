@@ -248,7 +248,7 @@ def test_mistakes_of_the_command_are_told(
     assert "is no model" in said(str(tmp_path), "--port", "0")
     assert "512 positions, got 1000" in said(str(folder), "--port", "0", "--context", "1000")
     (tmp_path / "config.json").write_text("[]")
-    assert "expected an object, got list" in said(str(tmp_path), "--port", "0")
+    assert "expected an object in JSON, got a list" in said(str(tmp_path), "--port", "0")
     nowhere = ("--port", "0", "--tokenizer", str(tmp_path / "nowhere"))
     assert "there is no folder" in said(str(folder), *nowhere)
     assert "--instances: expected at most" in said(str(folder), "--port", "0", "--instances", "999")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
 _OF_FORM = frozenset(
     ["as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_",
      "swapdims_", "t_", "transpose_", "unsqueeze_"]
@@ -44,3 +47,48 @@ def uses_of(func: Any) -> Uses:
         not written and not has_lists,
         bool(written) and func._schema.name.partition("::")[2] in _OF_FORM,
     )
+
+
+class PlainArguments:
+    """The arguments of an operator, with plain values for packed weights, which are of a `kind`."""
+
+    def __init__(
+        self, kind: type[Any], uses: Uses, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._kind, self._uses = kind, uses
+        self._replaced: dict[int, tuple[Any, Tensor]] = {}
+        self._given = {**dict(zip(uses.names, args, strict=False)), **kwargs}
+        # Those that are written to come first: another name may stand for the same weight.
+        order = sorted(self._given, key=lambda name: name not in uses.written)
+        plain = {name: self._plain(name) for name in order}
+        self.args = [plain[name] for name in uses.names[: len(args)]]
+        self.kwargs = {name: plain[name] for name in kwargs}
+
+    def _plain(self, name: str) -> Any:
+        takes_out = name in self._uses.written or name in self._uses.aliased
+
+        def plain(value: Any) -> Any:
+            if not isinstance(value, self._kind):
+                return value
+            if takes_out or id(value) not in self._replaced:
+                values = value.plain() if takes_out else value.values()
+                self._replaced[id(value)] = (value, values)
+            return self._replaced[id(value)][1]
+
+        return pytree.tree_map(plain, self._given[name])
+
+    def returned(self, result: Any) -> Any:
+        """The operator's result: the weights themselves for their plain values."""
+        if not self._uses.written:
+            return result
+        for name in self._uses.written & self._given.keys():
+            for leaf in pytree.tree_leaves(self._given[name]):
+                if not isinstance(leaf, self._kind):
+                    continue
+                plain = self._replaced[id(leaf)][1]
+                if self._uses.is_of_form and not isinstance(leaf, nn.Parameter):
+                    leaf.became(plain)
+                else:
+                    leaf.was_written(plain)
+        back = {id(plain): own for own, plain in self._replaced.values()}
+        return pytree.tree_map(lambda leaf: back.get(id(leaf), leaf), result)

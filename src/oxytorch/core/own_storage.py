@@ -1,8 +1,10 @@
-"""Tensors over memory of others that have a storage of their own."""
+"""Storages: who else holds a tensor's, and tensors over memory of others with one of their own."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -45,3 +47,19 @@ def with_own_storage(part: Tensor) -> Tensor:
 
 def _hold(part: Tensor) -> None:
     """What is to be released keeps its arguments alive until then."""
+
+
+def is_aliased(tensor: Tensor) -> bool:
+    """Whether another tensor, or somebody who asked for it, holds the memory of a dense tensor."""
+    storage = tensor.untyped_storage()
+    # One is the tensor's own, one that of the object just made.
+    is_shared = torch._C._storage_Use_Count(storage._cdata) > 2
+    return is_shared or sys.getrefcount(storage) > _references()
+
+
+@functools.cache
+def _references() -> int:
+    """How many references there are to the object of a storage that only one variable holds."""
+    tensor = torch.zeros(1)
+    storage = tensor.untyped_storage()
+    return sys.getrefcount(storage)

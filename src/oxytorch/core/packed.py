@@ -12,12 +12,12 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function
-from torch.utils import _pytree as pytree
 
 from .cell import AliasPlace, Cell
 from .fields import Fields
 from .no_modes import DYNAMO, no_modes
-from .operators import Uses, uses_of
+from .operators import PlainArguments, uses_of
+from .own_storage import is_aliased
 
 _Self = TypeVar("_Self", bound="PackedTensor")
 _aten = torch.ops.aten
@@ -415,20 +415,20 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
                     for a, out in given_plain
                 ]
             )
-        given = _PlainArguments(uses, args, kwargs)
+        given = PlainArguments(PackedTensor, uses, args, kwargs)
         return given.returned(func(*given.args, **given.kwargs))
 
     def as_subclass(self, cls: Any) -> Any:
         return self.plain().as_subclass(cls)
 
-    def _became(self, plain: Tensor) -> None:
+    def became(self, plain: Tensor) -> None:
         """An alias of the weight is another view of its memory from now on, or of other memory."""
         like = packed_around(type(self), plain, self.fields())
         like.cell.is_pinned = True
         Tensor.data.__set__(self, like)  # type: ignore[attr-defined]
         self.cell = like.cell
 
-    def _was_written(self, plain: Tensor) -> None:
+    def was_written(self, plain: Tensor) -> None:
         if plain.shape != self.shape:
             raise RuntimeError(
                 f"{type(self).__name__}: expected an operator that keeps the shape "
@@ -461,27 +461,11 @@ def _apart(plain: Tensor) -> Tensor:
     return plain.detach() if type(plain) is Tensor else plain
 
 
-def is_aliased(tensor: Tensor) -> bool:
-    """Whether another tensor, or somebody who asked for it, holds the memory of a dense tensor."""
-    storage = tensor.untyped_storage()
-    # One is the tensor's own, one that of the object just made.
-    is_shared = torch._C._storage_Use_Count(storage._cdata) > 2
-    return is_shared or sys.getrefcount(storage) > _references()
-
-
-@functools.cache
-def _references() -> int:
-    """How many references there are to the object of a storage that only one variable holds."""
-    tensor = torch.zeros(1)
-    storage = tensor.untyped_storage()
-    return sys.getrefcount(storage)
-
-
 @functools.cache
 def _leave_alone() -> None:
     """Tell the compiler not to compile these files: it would, of a layer not compiled whole."""
-    files = (Cell.__module__, Fields.__module__, no_modes.__module__, f"{__package__}.reordered")
-    for name in (__name__, *files):
+    used = (Cell, Fields, no_modes, PlainArguments, is_aliased)
+    for name in (__name__, *(own.__module__ for own in used), f"{__package__}.reordered"):
         sys.modules[DYNAMO].add(name)
 
 
@@ -499,46 +483,3 @@ def packed_later(
 ) -> nn.Parameter:
     """Return a parameter over the memory of a plain one that is packed at its next use."""
     return packed_around(cls, weight.detach(), fields).as_parameter(weight.requires_grad)
-
-
-class _PlainArguments:
-    """The arguments of an operator with plain values in place of packed weights."""
-
-    def __init__(self, uses: Uses, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._uses = uses
-        self._replaced: dict[int, tuple[PackedTensor, Tensor]] = {}
-        self._given = {**dict(zip(uses.names, args, strict=False)), **kwargs}
-        # Those that are written to come first: another name may stand for the same weight.
-        order = sorted(self._given, key=lambda name: name not in uses.written)
-        plain = {name: self._plain(name) for name in order}
-        self.args = [plain[name] for name in uses.names[: len(args)]]
-        self.kwargs = {name: plain[name] for name in kwargs}
-
-    def _plain(self, name: str) -> Any:
-        takes_out = name in self._uses.written or name in self._uses.aliased
-
-        def plain(value: Any) -> Any:
-            if not isinstance(value, PackedTensor):
-                return value
-            if takes_out or id(value) not in self._replaced:
-                values = value.plain() if takes_out else value.values()
-                self._replaced[id(value)] = (value, values)
-            return self._replaced[id(value)][1]
-
-        return pytree.tree_map(plain, self._given[name])
-
-    def returned(self, result: Any) -> Any:
-        """The operator's result: the weights themselves for their plain values."""
-        if not self._uses.written:
-            return result
-        for name in self._uses.written & self._given.keys():
-            for leaf in pytree.tree_leaves(self._given[name]):
-                if not isinstance(leaf, PackedTensor):
-                    continue
-                plain = self._replaced[id(leaf)][1]
-                if self._uses.is_of_form and not isinstance(leaf, nn.Parameter):
-                    leaf._became(plain)
-                else:
-                    leaf._was_written(plain)
-        back = {id(plain): own for own, plain in self._replaced.values()}
-        return pytree.tree_map(lambda leaf: back.get(id(leaf), leaf), result)

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def check_destination(path: Path) -> None:
+def check_destination(path: Path, source: Path | None = None) -> None:
     """Raises FileNotFoundError or IsADirectoryError where no file can be written to `path`.
 
     For long work whose result goes there, to be asked before it begins.
+    source: a file that the work reads; FileExistsError where `path` would replace it.
     """
     if path.is_dir():
         raise IsADirectoryError(
@@ -22,6 +23,8 @@ def check_destination(path: Path) -> None:
             f"{path}: expected an existing folder to write to, found no {path.parent}; create it "
             "first"
         )
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
+        raise FileExistsError(f"{path} is the file that is read; name another file to write")
 
 
 @contextlib.contextmanager

@@ -30,6 +30,13 @@ JOINED = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Of the rows of several calls at once from those of the calls alone, as a fraction of the largest
 value: products of other sizes sum in another order."""
 
+CONVERTED = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""Of an output of a converted program from that of the exported one, by the output's dtype, as a
+fraction of the largest value: sums in another order, which layers amplify."""
+
+CONVERTED_NARROW = 5e-2
+"""The same in other dtypes, which round more coarsely."""
+
 PACKED_LAYER = 0.02
 """Of a packed decoder layer from the layer with its plain weights, both in the result's dtype, as a
 fraction of the output's norm. With weights of few bits `ROUNDED_LAYER` takes its place. A layer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -98,10 +99,10 @@ class BoundaryForward(Forward):
         try:
             with norms_in_one_dtype():
                 result = inner(*args, **kwargs)
-        except (RuntimeError, TypeError, ValueError) as error:
-            if self.boundary.explains is None or not is_about_dtypes(error):
-                raise
-            raise DtypeError(_advice(self.module, self.boundary.explains)) from error
+        except UNFIT as error:
+            if self.boundary.explains is not None:
+                explain_dtypes(error, partial(_advice, self.module, self.boundary.explains))
+            raise
         return result if given is None else given_back(result, given)
 
     def _current(self, takes: torch.dtype | None) -> torch.dtype | None:
@@ -154,11 +155,17 @@ _ABOUT = re.compile(r"d-?types?\b|scalar ?type|bfloat16|\bhalf\b|float16", re.IG
 _OF_INTEGERS = re.compile(r"\b(u?int\d*|long|short|byte|char|bool|integral)\b", re.IGNORECASE)
 
 
-def is_about_dtypes(error: Exception) -> bool:
-    """Whether torch says that floating-point dtypes do not fit each other or an operator."""
+UNFIT = (RuntimeError, TypeError, ValueError)
+"""What torch raises where dtypes do not fit."""
+
+
+def explain_dtypes(error: Exception, advice: Callable[[], str]) -> None:
+    """Raises DtypeError with an advice where torch says that floating-point dtypes do not fit each
+    other or an operator."""
     message = str(error)
     is_about = _ABOUT.search(message) is not None and _OF_INTEGERS.search(message) is None
-    return is_about and not isinstance(error, DtypeError)
+    if is_about and not isinstance(error, DtypeError):
+        raise DtypeError(advice()) from error
 
 
 def _advice(module: nn.Module, dtype: torch.dtype) -> str:

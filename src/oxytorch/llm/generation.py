@@ -81,13 +81,7 @@ def generate(
     asks for another search (beams, for example), TypeError for a model of another kind, and
     RuntimeError if the logits are not finite.
     """
-    watcher: Any = streamer
-    put = getattr(watcher, "put", watcher)
-    if put is not None and not callable(put):
-        raise ValueError(
-            "generate: expected streamer to be a function of the new tokens or to have put() and "
-            f"end(), got a {type(streamer).__name__}"
-        )
+    put = _put_of(streamer)
     tokens = _started(
         model,
         input_ids,
@@ -106,16 +100,27 @@ def generate(
         prompt_lookup=prompt_lookup,
         capacity=capacity,
     )
-    if put is not watcher:
+    if put is not streamer:
         put(input_ids)  # streamers of transformers see the prompt first
     new = []
     for column in tokens:
         new.append(column)
         if put is not None:
             put(column)
-    if hasattr(watcher, "end"):
-        watcher.end()
+    if hasattr(streamer, "end"):
+        streamer.end()
     return torch.cat([input_ids, torch.stack(new, 1)], 1)
+
+
+def _put_of(streamer: Any) -> Any:
+    """What new tokens are given to, None where there is nobody."""
+    put = getattr(streamer, "put", streamer)
+    if put is not None and not callable(put):
+        raise ValueError(
+            "generate: expected streamer to be a function of the new tokens or to have put() and "
+            f"end(), got a {type(streamer).__name__}"
+        )
+    return put
 
 
 def stream(

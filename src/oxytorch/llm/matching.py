@@ -57,7 +57,7 @@ def plans(
     attention = _attention(layer)
     part = layer.get_submodule(attention)
     mlps, block_orders = [*_mlps(layer)], [*_block_orders(layer)]
-    norms = _head_norms(layer, attention, head_dim := _head_dim(part, config))
+    norms = _head_norms(layer, attention, head_dim := _head_dim(part))
     fixed = {**norms, **_fixed(layer, part, attention, arguments, config, position)}
     choices = itertools.product(
         block_orders,
@@ -148,7 +148,7 @@ def _numbers(module: nn.Module, names: tuple[str, ...]) -> tuple[float, ...]:
     return tuple(float(value) for value in found if isinstance(value, (int, float)) and value)[:1]
 
 
-def _head_dim(attention: nn.Module, config: Any) -> int:
+def _head_dim(attention: nn.Module) -> int:
     for name in recipes.HEAD_DIM:
         value = getattr(attention, name, None)
         if isinstance(value, int) and value > MOST_DIM:

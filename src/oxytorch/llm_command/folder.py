@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from ..core.json_file import read_json
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{folder} is not a model: expected a folder in Hugging Face's format, with config.json"
         )
-    config = json_object(path)
+    config = read_json(path)
     kinds = architectures(config)
     if kinds and not any(map(is_language_model, kinds)):
         raise ValueError(
@@ -37,17 +38,6 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
         raise ValueError(f"{folder}: expected weights in *.safetensors, found {reason}")
     return config
-
-
-def json_object(path: Path) -> dict[str, Any]:
-    """What a file of JSON says. Raises ValueError where it is none, or no object."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected an object, got {type(found).__name__}")
-    return found
 
 
 def architectures(config: dict[str, Any]) -> list[str]:

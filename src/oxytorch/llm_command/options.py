@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..command_line import positive, words
+from ..core.whole_file import check_destination
 from ..quantization.configs import CONFIGS
 
 
@@ -67,10 +68,10 @@ def text_of(path: Path, option: str) -> str:
 def output_file(text: str) -> Path:
     """The path of a file to be written; raises ArgumentTypeError where that cannot be done."""
     path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder; expected a file to write")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"the folder {path.parent} does not exist")
+    try:
+        check_destination(path)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be written: permission denied")
     return path

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..command_line import positive, printable, why_no_picture, words
+from ..core.whole_file import check_destination
 from . import plots
 from . import trace as traces
 from .advise import Advice, advise
@@ -238,12 +239,10 @@ def _check_target(option: str, target: Path | None, trace: Path) -> None:
     """Before the work, whether its result can be written."""
     if target is None:
         return
-    if not target.absolute().parent.is_dir():
-        raise ValueError(f"{option}: there is no folder {target.parent}")
-    if target.is_dir():
-        raise ValueError(f"{option}: {target} is a folder")
-    if target.exists() and trace.exists() and target.samefile(trace):
-        raise ValueError(f"{option}: {target} is the trace; name another file")
+    try:
+        check_destination(target, trace)
+    except OSError as error:
+        raise ValueError(f"{option}: {error}") from error
 
 
 def _limit_of(arguments: argparse.Namespace, trace: Trace) -> int | None:

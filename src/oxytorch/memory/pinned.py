@@ -11,7 +11,7 @@ import torch
 
 from ..core.own_storage import bytes_over
 from . import _core, _sources
-from .torch_allocator import _check_device, device_of
+from .torch_allocator import check_device, device_of
 
 HOST_STREAM = (1 << 64) - 1
 """The processor, in the place of a stream."""
@@ -96,7 +96,7 @@ def pinned(device: torch.device | str = "cuda") -> PinnedMemory:
     chosen = device_of(device)
     if chosen.type not in ("cuda", "xpu"):
         raise ValueError(f"pinned: expected a cuda or xpu device, got {device}")
-    _check_device(chosen.type)
+    check_device(chosen.type)
     with _lock:
         if chosen.type not in _caches:
             of = _sources.cuda() if chosen.type == "cuda" else _sources.xpu()

@@ -113,7 +113,7 @@ def use(device: torch.device | str = "cuda", *, policy: str | None = None) -> No
     if device == "cpu":
         _use_host(policy)
         return
-    _check_device(device)
+    check_device(device)
     with _lock:
         before = _installed.get(device)
         if before is not None and before.whole_process:
@@ -202,7 +202,7 @@ def pool(device: torch.device | str = "cuda", *, policy: str | None = None) -> I
     """
     device = kind_of("pool", device, ("cuda", "xpu"))
     policy = _policy_of("pool", device, policy)
-    _check_device(device)
+    check_device(device)
     module = getattr(torch, device)
     with _lock:
         made = _installed.get(device)
@@ -221,7 +221,7 @@ def pool(device: torch.device | str = "cuda", *, policy: str | None = None) -> I
         yield memory_pool
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
     is_built = torch.version.cuda is not None if device == "cuda" else torch.xpu._is_compiled()
     if not is_built:
         raise RuntimeError(

@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..core.whole_file import replacing
+from ..core.whole_file import check_destination, replacing
 
 MAGIC = b"oxytrace"
 VERSION = 1
@@ -244,9 +244,8 @@ def load(path: str | os.PathLike[str]) -> Trace:
 
 def check_target(path: str | os.PathLike[str]) -> None:
     """Raise an OSError that says why a trace must not be written there; traces may be replaced."""
-    target = Path(path).absolute()
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {target.parent} to write {path} to")
+    target = Path(path)
+    check_destination(target)
     if not target.exists():
         return
     if not target.is_file():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..graph.boundary import is_about_dtypes
-from ..graph.errors import DtypeError
+from ..graph.boundary import UNFIT, explain_dtypes
 from ..graph.forward import OwnSignature
 from ..graph.mixed_norms import norms_in_one_dtype
 from ..optim import split_parameter
@@ -61,10 +61,9 @@ class ModelForward(OwnSignature):
         try:
             with _autocast(self.module):
                 return self.inner(*args, **kwargs)
-        except (RuntimeError, TypeError, ValueError) as error:
-            if not is_about_dtypes(error):
-                raise
-            raise DtypeError(_advice(self.module)) from error
+        except UNFIT as error:
+            explain_dtypes(error, partial(_advice, self.module))
+            raise
 
 
 def _advice(model: nn.Module) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from ..core.whole_file import check_destination
+from ..graph.agreement import CONVERTED, CONVERTED_NARROW
 from . import files
 from .model import ProgramModel
 
@@ -45,9 +46,6 @@ to use model.oxy, in Python:
 
 A .pt2 file is read by torch, which may run code of it: convert files that you trust.
 The exit status is 1 if the outputs differ, 2 if the model cannot be converted."""
-
-_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
-_OF_NARROW = 5e-2
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     target: Path = arguments.target or source.with_suffix(".oxy")
     try:
         if not arguments.text:
-            _check_target(target, source)
+            check_destination(target, source)
         exported = _exported(source, arguments.modules)
         began = time.perf_counter()
         model = _program(exported)
@@ -101,13 +99,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.no_check:
         return 0
     return _compare(exported, target)
-
-
-def _check_target(target: Path, source: Path) -> None:
-    """Raises ValueError or OSError where nothing can be written to `target`, before the work."""
-    check_destination(target)
-    if target.resolve() == source.resolve():
-        raise ValueError(f"expected a target other than the source, got {target}")
 
 
 class _Reason(logging.Filter):
@@ -213,7 +204,7 @@ def _difference(wanted: Any, found: Any) -> float:
         return 0.0
     if not (wanted.is_floating_point() or wanted.is_complex()):
         return float("inf")
-    tolerance = _TOLERANCES.get(wanted.dtype, _OF_NARROW)
+    tolerance = CONVERTED.get(wanted.dtype, CONVERTED_NARROW)
     wide = torch.complex128 if wanted.is_complex() else torch.float64
     a, b = wanted.to(wide), found.to(wide)
     same = a.isfinite() & b.isfinite()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..core.errors import CheckpointError
+from ..core.json_file import read_json
 from ..rewriting.refusals import check_not_optimized
 
 
@@ -33,17 +33,6 @@ def no_weights() -> Iterator[None]:
 
     with register_module_parameter_registration_hook(to_meta):
         yield
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: expected a file in JSON, got {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: expected an object in JSON, got a {type(found).__name__}")
-    return found
 
 
 def empty_model(

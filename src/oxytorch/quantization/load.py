@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from ..core.errors import CheckpointError
+from ..core.json_file import read_json
 from ..core.modes import with_normal_tensors
 from ..core.tensor_file import TensorFile, TensorFiles
 from ..ops.panels import PanelWeight
 from ..rewriting.memory import check_available
-from .building import empty_model, read_json
+from .building import empty_model
 from .checkpoints import Scheme, scheme_of
 from .filling import Filling, cast, check_slot, slots
 from .store import DESCRIPTION, load_stored

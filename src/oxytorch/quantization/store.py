@@ -31,12 +31,13 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import CheckpointError
+from ..core.json_file import read_json
 from ..core.packed import PackedTensor
 from ..core.tensor_file import Source, TensorFile, TensorFiles, bytes_of, write
 from ..ops.panels import PanelWeight
 from ..rewriting.memory import check_available
 from ..rewriting.refusals import check_finite
-from .building import empty_model, read_json
+from .building import empty_model
 from .byte_weights import KINDS, ByteWeight
 from .described import (
     PARTS,

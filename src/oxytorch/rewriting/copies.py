@@ -11,7 +11,8 @@ from torch import nn
 
 from ..core.gradients import give_gradient_of
 from ..core.interruption import pass_on_interruption
-from ..core.packed import PackedTensor, is_aliased
+from ..core.own_storage import is_aliased
+from ..core.packed import PackedTensor
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr)

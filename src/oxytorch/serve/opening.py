@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..core.json_file import read_json
 from ..files import load
 from ..llm.language_model import LanguageModel
-from ..llm_command.folder import architectures, is_language_model, json_object, load_tokenizer
+from ..llm_command.folder import architectures, is_language_model, load_tokenizer
 from .app import Service
 from .metrics import Metrics
 from .open_language import language_service, prepared_model
@@ -55,7 +56,7 @@ def kind_of(folder: Path) -> str:
             f"{folder} is no model: expected a file of oxytorch.save, or a folder in Hugging "
             "Face's format, with config.json"
         )
-    names = architectures(json_object(path))
+    names = architectures(read_json(path))
     if any(map(is_language_model, names)):
         return "language"
     if any(name.endswith("ForSequenceClassification") for name in names):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..llm_command.folder import json_object
+from ..core.json_file import read_json, read_json_list
 from .errors import ApiError
 from .tokens import Tokenizer
 
@@ -69,7 +68,7 @@ def pooling_of(folder: Path, given: str | None) -> Pooling:
     unknown = [part for part in parts if part not in ("Transformer", "Pooling", "Normalize")]
     if unknown:
         raise ValueError(f"{folder}: the module {unknown[0]} of modules.json is not served")
-    data = json_object(path)
+    data = read_json(path)
     on = [name for name, value in data.items() if name.startswith("pooling_mode_") and value]
     modes = [MODES.get(name) for name in on]
     if len(modes) != 1 or modes[0] is None:
@@ -82,10 +81,8 @@ def _parts(folder: Path) -> list[str] | None:
     path = folder / "modules.json"
     if not path.is_file():
         return None
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, list) or not all(
-        isinstance(part, dict) and "type" in part for part in found
-    ):
+    found = read_json_list(path)
+    if not all(isinstance(part, dict) and "type" in part for part in found):
         raise ValueError(f"{path}: expected a list of modules with their types")
     return [str(part["type"]).rpartition(".")[2] for part in found]
 
@@ -121,7 +118,7 @@ _OLD_ACTIVATION = "sbert_ce_default_activation_function"
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    return json_object(path)
+    return read_json(path)
 
 
 @dataclass(frozen=True, eq=False)

@@ -347,6 +347,14 @@ class Layer {
   std::exception_ptr error_;
 };
 
+// each: tensors of a layer.
+void check_layers(const RecurrentCall& call, std::size_t count, std::size_t each) {
+  if (count > 0 && count % each == 0) return;
+  fail(call.op, "input_panels",
+       "with " + std::string(each == 2 ? "two tensors" : "a tensor") + " for each layer",
+       std::to_string(count));
+}
+
 }  // namespace
 
 std::vector<Tensor> run_recurrent(const RecurrentCall& call) {
@@ -358,11 +366,7 @@ std::vector<Tensor> run_recurrent(const RecurrentCall& call) {
   const Directions directions = parse_direction(call.op, call.direction);
   const std::size_t count = call.weights.input_panels.size(),
                     each = static_cast<std::size_t>(directions.count());
-  if (count == 0 || count % each != 0) {
-    fail(call.op, "input_panels",
-         "with " + std::string(each == 2 ? "two tensors" : "a tensor") + " for each layer",
-         std::to_string(count));
-  }
+  check_layers(call, count, each);
   if (hidden < 1) fail(call.op, "hidden_size", "of at least 1", std::to_string(hidden));
   const std::int64_t outputs = gates_of(call.cell) * round_up(hidden, kPanelOutputs);
   const std::int64_t state_sizes[] = {static_cast<std::int64_t>(count), steps.batch, hidden};

@@ -25,8 +25,6 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "power": torch.pow,
 }
 """What each computes of x and its numbers; names.h has the same names in the same order."""
-POWERS = range(2, 9)
-"""The exponents of "power"."""
 
 
 @with_kernel

@@ -1,6 +1,4 @@
-#include "core/check.h"
-#include "core/parallel.h"
-#include "core/sizes.h"
+#include "core/elementwise.h"
 #include "ops/activation/kernel.h"
 
 namespace oxytorch {
@@ -33,22 +31,11 @@ static Tensor activation(const Tensor& x, const std::string& name,
       fail(kOp, "numbers", "a whole exponent from 2 to 8", std::to_string(exponent));
     }
   }
-  Elements elements = elements_of(x, x.dtype_code());
-  const std::int64_t count = x.numel();
-  if (count == 0) return std::move(elements.out);
-  constexpr std::int64_t kStretch = 4096;
-  ActivationArgs args{
-      .x = elements.x,
-      .out = elements.out.mutable_data(),
-      .count = count,
-      .stretch = kStretch,
-      .numbers = {},
-      .activation = activation,
-      .dtype = dtype,
-  };
+  ActivationArgs args{};
+  args.activation = activation;
+  args.dtype = dtype;
   for (std::size_t i = 0; i < numbers.size(); ++i) args.numbers[i] = static_cast<float>(numbers[i]);
-  run(activation_copies, args, divide_up(count, kStretch), 2 * kStretch * size_of(dtype));
-  return std::move(elements.out);
+  return run_over_elements(activation_copies, args, x, x.dtype_code(), 2 * size_of(dtype));
 }
 
 OXY_OP(activation, "(Tensor x, str name, float[] numbers) -> Tensor", activation)

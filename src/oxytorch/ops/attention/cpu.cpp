@@ -33,11 +33,7 @@ static std::int64_t rows_of_item(std::int64_t heads, std::int64_t length) {
   return blocks > 0 ? (length + blocks - 1) / blocks : 1;
 }
 
-static Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                        const std::optional<Tensor>& mask, const std::optional<double>& scale,
-                        bool is_causal, bool unseen_as_nan) {
-  AttentionArgs args{};
-  args.dtype = check_dtype(kAttention, "query", query);
+static std::int64_t check_dim(const Tensor& query) {
   if (query.dim() != 4) {
     fail(kAttention, "query", "of shape [batch, heads, length, dim]", describe(query.sizes()));
   }
@@ -46,6 +42,15 @@ static Tensor attention(const Tensor& query, const Tensor& key, const Tensor& va
     fail(kAttention, "query", "of at most " + std::to_string(kAttentionMostDim) + " in dim",
          std::to_string(dim));
   }
+  return dim;
+}
+
+static Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                        const std::optional<Tensor>& mask, const std::optional<double>& scale,
+                        bool is_causal, bool unseen_as_nan) {
+  AttentionArgs args{};
+  args.dtype = check_dtype(kAttention, "query", query);
+  const std::int64_t dim = check_dim(query);
   check_same_dtype(kAttention, "key", key, query);
   check_same_dtype(kAttention, "value", value, query);
   check_heads("key", key, query);

@@ -331,6 +331,20 @@ static void add_keys(const AttentionArgs& args, Operands<Dot>& own, std::int64_t
 }
 
 template <class T, class Dot>
+static void write_results(const AttentionArgs& args, const Operands<Dot>& own, std::int64_t rows,
+                          T* out) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    // Where nothing was kept, the sums are 0.
+    const float total = own.running[r].total;
+    const f32v factor = splat(total == 0.0f ? args.unseen : 1.0f / total);
+    sweep(0, args.dim, [&](std::int64_t i, auto count) {
+      store(out + r * args.out_strides.row + i,
+            load(own.sums + r * own.columns + i, count) * factor, count);
+    });
+  }
+}
+
+template <class T, class Dot>
 static void attend(const AttentionArgs& args, std::int64_t item) {
   Operands<Dot> own;
   const std::int64_t block = item % args.blocks;
@@ -371,15 +385,7 @@ static void attend(const AttentionArgs& args, std::int64_t item) {
   }
 
   T* out = static_cast<T*>(args.out) + place(args.out_strides, head) + first * args.out_strides.row;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    // Where nothing was kept, the sums are 0.
-    const float total = own.running[r].total;
-    const f32v factor = splat(total == 0.0f ? args.unseen : 1.0f / total);
-    sweep(0, args.dim, [&](std::int64_t i, auto count) {
-      store(out + r * args.out_strides.row + i, load(own.sums + r * columns + i, count) * factor,
-            count);
-    });
-  }
+  write_results(args, own, rows, out);
 }
 
 template <class T, class Dot>

@@ -10,7 +10,16 @@ from torch import Tensor
 from .._binding import with_writing_kernel
 from .._op import Cost, Sample, register
 from .._samples import MEBI, values
-from .reference import attended, check_room, of_one, prepared, read, sequences, write
+from .reference import (
+    attended,
+    check_no_beams,
+    check_room,
+    of_one,
+    prepared,
+    read,
+    sequences,
+    write,
+)
 
 MOST_DIM = 256
 """Largest head_dim."""
@@ -93,37 +102,16 @@ def cached_attention(
     Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023, section 3.2.
     """
     if cache_rows is not None or (start_tensor is not None and start_tensor.numel() > 1):
-        if beams is not None:
-            raise RuntimeError(
-                "cached_attention: expected beams without starts or rows of their own"
-            )
+        check_no_beams(beams)
         found = []
         for b, (own, row) in enumerate(sequences(len(query), start, start_tensor, cache_rows)):
             one, place = slice(b, b + 1), slice(row, row + 1)
-            found.append(
-                cached_attention(
-                    query[one],
-                    key[one],
-                    value[one],
-                    key_cache[place],
-                    value_cache[place],
-                    own,
-                    of_one(key_scales, row, 3),
-                    of_one(value_scales, row, 3),
-                    of_one(cos, b, 3),
-                    of_one(sin, b, 3),
-                    interleaved,
-                    query_norm,
-                    key_norm,
-                    eps,
-                    of_one(mask, b, 4),
-                    window=window,
-                    softcap=softcap,
-                    sinks=sinks,
-                    scale=scale,
-                    causal=causal,
-                )
-            )
+            found.append(cached_attention(
+                query[one], key[one], value[one], key_cache[place], value_cache[place], own,
+                of_one(key_scales, row, 3), of_one(value_scales, row, 3), of_one(cos, b, 3),
+                of_one(sin, b, 3), interleaved, query_norm, key_norm, eps, of_one(mask, b, 4),
+                window=window, softcap=softcap, sinks=sinks, scale=scale, causal=causal,
+            ))  # fmt: skip
         return torch.cat(found) if found else query.transpose(1, 2).flatten(2).clone()
     if start_tensor is not None:
         start += int(start_tensor)

@@ -73,7 +73,7 @@ static Sequences describe_sequences(std::int64_t batch, std::int64_t start,
   return found;
 }
 
-static void check_queries(const Tensor& query, const Tensor& key) {
+static void check_rows(const Tensor& query, const Tensor& key, const Tensor& value) {
   if (query.dim() != 4 || query.size(3) == 0 || query.size(3) > kCachedMostDim) {
     fail(kCached, "query",
          "of shape [batch, heads, length, head_dim] with head_dim 1 to " +
@@ -93,6 +93,11 @@ static void check_queries(const Tensor& query, const Tensor& key) {
          "with a number of heads that divides the query's " + std::to_string(query.size(1)),
          std::to_string(key.size(1)));
   }
+  check_cpu(kCached, "key", key);
+  check_cpu(kCached, "value", value);
+  check_same_dtype(kCached, "key", key, query);
+  check_same_dtype(kCached, "value", value, query);
+  check_shape(kCached, "value", value, key.sizes());
 }
 
 static CacheType cache_type(const Tensor& cache) {
@@ -240,9 +245,72 @@ static void split_work(CachedAttentionArgs& args, Sequences& sequences) {
   }
 }
 
+static void describe_caches(const Tensor& key, const Tensor& key_cache, const Tensor& value_cache,
+                            bool have_rows, CachedAttentionArgs& args) {
+  check_same_dtype(kCached, "value_cache", value_cache, key_cache);
+  describe_cache("key_cache", key_cache, key, have_rows, args.key);
+  check_shape(kCached, "value_cache", value_cache, key_cache.sizes());
+  describe_cache("value_cache", value_cache, key, have_rows, args.value);
+}
+
+// copies: of the three, where they are made.
+static void describe_rows(const Tensor& query, const Tensor& key, const Tensor& value,
+                          Tensor* copies, CachedAttentionArgs& args) {
+  args.length = query.size(2);
+  args.dim = query.size(3);
+  args.kv_heads = key.size(1);
+  args.group = args.kv_heads > 0 ? query.size(1) / args.kv_heads : 1;
+  const Tensor& q = dense_rows(query, copies[0]);
+  const Tensor& k = dense_rows(key, copies[1]);
+  const Tensor& v = dense_rows(value, copies[2]);
+  args.query = q.data();
+  args.query_strides = strides_of(q);
+  args.key.rows = k.data();
+  args.key.strides = strides_of(k);
+  args.value.rows = v.data();
+  args.value.strides = strides_of(v);
+}
+
+// copies: of cos and sin, where they are made.
+static void describe_rotation(const Tensor& query, const std::optional<Tensor>& cos,
+                              const std::optional<Tensor>& sin, Tensor* copies,
+                              CachedAttentionArgs& args) {
+  if (cos.has_value() != sin.has_value()) {
+    fail(kCached, "sin", "and cos together", sin ? "sin without cos" : "cos without sin");
+  }
+  if (!cos) return;
+  check_minimum_dim(kCached, "cos", *cos, 2);
+  check_same_dtype(kCached, "sin", *sin, *cos);
+  args.rotary_dim = cos->size(-1);
+  if (args.rotary_dim % 2 != 0 || args.rotary_dim > args.dim) {
+    fail(kCached, "cos", "with an even last dimension of at most " + std::to_string(args.dim),
+         describe(cos->sizes()));
+  }
+  args.cos = describe_angles("cos", *cos, query, args.dtype, args.rotary_dim, copies[0]);
+  args.sin = describe_angles("sin", *sin, query, args.dtype, args.rotary_dim, copies[1]);
+}
+
+static void describe_scores(const std::optional<std::int64_t>& window,
+                            const std::optional<double>& softcap,
+                            const std::optional<double>& scale, CachedAttentionArgs& args) {
+  if (window && *window < 1) fail(kCached, "window", "of at least 1", std::to_string(*window));
+  if (softcap && !(*softcap > 0)) {
+    fail(kCached, "softcap", "above 0", std::to_string(*softcap));
+  }
+  args.window = window.value_or(0);
+  args.softcap = static_cast<float>(softcap.value_or(0.0));
+  args.scale = static_cast<float>(scale ? *scale : 1.0 / std::sqrt(static_cast<double>(args.dim)));
+}
+
 static void run_phases(CachedAttentionArgs& args, std::int64_t batch, std::int64_t end) {
   const std::int64_t pairs = batch * args.kv_heads;
   const std::int64_t bytes = 2 * args.dim * (args.cache_type == CacheType::int8 ? 1 : 2);
+  Tensor partials;
+  if (args.splits > 1) {
+    const std::int64_t count = pairs * args.splits * args.rows * (args.dim + 2);
+    partials = empty(&count, 1, aoti_torch_dtype_float32());
+    args.partials = static_cast<float*>(partials.mutable_data());
+  }
   if (!args.write_in_attend) {
     args.phase = CachedPhase::write;
     run(cached_attention_copies, args, pairs * args.length, 4 * bytes);
@@ -268,70 +336,30 @@ static Tensor cached_attention(
     const std::optional<Tensor>& cache_rows) {
   CachedAttentionArgs args{};
   args.dtype = check_dtype(kCached, "query", query);
-  check_queries(query, key);
-  check_cpu(kCached, "key", key);
-  check_cpu(kCached, "value", value);
-  check_same_dtype(kCached, "key", key, query);
-  check_same_dtype(kCached, "value", value, query);
-  check_shape(kCached, "value", value, key.sizes());
+  check_rows(query, key, value);
   const std::int64_t batch = query.size(0), heads = query.size(1), length = query.size(2);
   args.cache_type = cache_type(key_cache);
-  check_same_dtype(kCached, "value_cache", value_cache, key_cache);
-  describe_cache("key_cache", key_cache, key, cache_rows.has_value(), args.key);
-  check_shape(kCached, "value_cache", value_cache, key_cache.sizes());
-  describe_cache("value_cache", value_cache, key, cache_rows.has_value(), args.value);
+  describe_caches(key, key_cache, value_cache, cache_rows.has_value(), args);
   describe_scales("key_scales", key_scales, key_cache, args.key);
   describe_scales("value_scales", value_scales, value_cache, args.value);
-  args.length = length;
   Sequences sequences =
       describe_sequences(batch, start, start_tensor, cache_rows, length, key_cache);
   args.sequences = sequences.each.data();
   const std::int64_t end = sequences.longest + length;
-  args.kv_heads = key.size(1);
-  args.group = args.kv_heads > 0 ? heads / args.kv_heads : 1;
-  args.dim = query.size(3);
 
   Tensor copies[8];
-  const Tensor& q = dense_rows(query, copies[0]);
-  const Tensor& k = dense_rows(key, copies[1]);
-  const Tensor& v = dense_rows(value, copies[2]);
-  args.query = q.data();
-  args.query_strides = strides_of(q);
-  args.key.rows = k.data();
-  args.key.strides = strides_of(k);
-  args.value.rows = v.data();
-  args.value.strides = strides_of(v);
-  if (cos.has_value() != sin.has_value()) {
-    fail(kCached, "sin", "and cos together", sin ? "sin without cos" : "cos without sin");
-  }
-  if (cos) {
-    check_minimum_dim(kCached, "cos", *cos, 2);
-    check_same_dtype(kCached, "sin", *sin, *cos);
-    args.rotary_dim = cos->size(-1);
-    if (args.rotary_dim % 2 != 0 || args.rotary_dim > args.dim) {
-      fail(kCached, "cos", "with an even last dimension of at most " + std::to_string(args.dim),
-           describe(cos->sizes()));
-    }
-    args.cos = describe_angles("cos", *cos, query, args.dtype, args.rotary_dim, copies[3]);
-    args.sin = describe_angles("sin", *sin, query, args.dtype, args.rotary_dim, copies[4]);
-  }
+  describe_rows(query, key, value, copies, args);
+  describe_rotation(query, cos, sin, copies + 3, args);
   args.query_norm = describe_vector("query_norm", query_norm, args.dim, args.dtype, copies[5]);
   args.key_norm = describe_vector("key_norm", key_norm, args.dim, args.dtype, copies[6]);
   const CachedFactor sink = describe_vector("sinks", sinks, heads, args.dtype, copies[7]);
   args.sinks = sink.data;
   args.sinks_dtype = sink.dtype;
-  if (mask) {
-    args.mask = describe_mask(kCached, *mask, args.dtype, {batch, heads, length, end}, true);
-  }
+  const std::int64_t scores[] = {batch, heads, length, end};
+  if (mask) args.mask = describe_mask(kCached, *mask, args.dtype, scores, true);
   if (beams && cache_rows) fail(kCached, "beams", "without cache_rows", "both");
   if (beams) describe_beams(*beams, batch, sequences.longest, args);
-  if (window && *window < 1) fail(kCached, "window", "of at least 1", std::to_string(*window));
-  if (softcap && !(*softcap > 0)) {
-    fail(kCached, "softcap", "above 0", std::to_string(*softcap));
-  }
-  args.window = window.value_or(0);
-  args.softcap = static_cast<float>(softcap.value_or(0.0));
-  args.scale = static_cast<float>(scale ? *scale : 1.0 / std::sqrt(static_cast<double>(args.dim)));
+  describe_scores(window, softcap, scale, args);
   args.eps = static_cast<float>(eps);
   args.interleaved = interleaved;
   args.causal = causal;
@@ -341,12 +369,6 @@ static Tensor cached_attention(
   args.out = out.mutable_data();
   if (batch * heads * length == 0) return out;
   split_work(args, sequences);
-  Tensor partials;
-  if (args.splits > 1) {
-    const std::int64_t count = batch * args.kv_heads * args.splits * args.rows * (args.dim + 2);
-    partials = empty(&count, 1, aoti_torch_dtype_float32());
-    args.partials = static_cast<float*>(partials.mutable_data());
-  }
   run_phases(args, batch, end);
   return out;
 }

@@ -34,6 +34,11 @@ def attended(
     return _mixed(_masked(scores, start, mask, window, causal), values, sinks)
 
 
+def check_no_beams(beams: Tensor | None) -> None:
+    if beams is not None:
+        raise RuntimeError("cached_attention: expected beams without starts or rows of their own")
+
+
 def check_room(start: int, length: int, capacity: int) -> None:
     """Raises RuntimeError unless positions start to start + length are in the cache."""
     if start < 0 or start + length > capacity:

@@ -30,6 +30,7 @@ struct Routing {
 };
 
 static void check_lists(const ExpertTensors& tensors, std::size_t experts) {
+  if (experts == 0) fail(kMoe, "gate_up_panels", "with at least one expert", "none");
   const std::size_t scaled = has_codes(tensors.format) ? experts : 0;
   const auto check = [&](const char* part, std::size_t given, bool fits) {
     if (fits) return;
@@ -114,6 +115,72 @@ static std::vector<RowsProduct> describe_products(
   return products;
 }
 
+struct RouterWeights {
+  Tensor copy;
+  const void* data;
+  DType dtype;
+};
+
+static RouterWeights describe_router_weights(const Tensor& weights, const Tensor& indices,
+                                             DType dtype) {
+  check_shape(kMoe, "router_weights", weights, indices.sizes());
+  check_cpu(kMoe, "router_weights", weights);
+  RouterWeights described{};
+  described.dtype = check_weight_dtype(kMoe, "router_weights", weights, dtype);
+  described.data = contiguous_data(weights, described.copy);
+  return described;
+}
+
+static std::int64_t check_width(const Tensor& x, std::int64_t inner_features) {
+  const std::int64_t width = x.size(-1);
+  if (width < 1) fail(kMoe, "x", "with in_features", describe(x.sizes()));
+  if (inner_features < 1) {
+    fail(kMoe, "inner_features", "of at least 1", std::to_string(inner_features));
+  }
+  return width;
+}
+
+static PanelEpilogue parse_gated(const std::string& name) {
+  const PanelEpilogue epilogue = parse_epilogue(kMoe, name);
+  if (!is_gated(epilogue)) fail(kMoe, "epilogue", epilogue_names(kFirstGated), "'" + name + "'");
+  return epilogue;
+}
+
+// epilogue: of the first products, whose rows have inner_features.
+struct Experts {
+  const ExpertTensors& gate_up;
+  const ExpertTensors& down;
+  std::int64_t inner_features;
+  PanelEpilogue epilogue;
+  bool rounds_to_int8;
+};
+
+// Returns float32 rows [chosen experts of all tokens, x.width], those of an expert side by side.
+static Tensor multiply_experts(const Experts& experts, const Rows& x, const Routing& routing,
+                               DType dtype) {
+  const auto pairs = static_cast<std::int64_t>(routing.tokens.size());
+  const std::int64_t width = x.width, inner_features = experts.inner_features;
+  Tensor inner = scratch(pairs * inner_features * size_of(dtype));
+  Tensor results = scratch(pairs * width * size_of(DType::float32));
+  std::vector<PanelCopies> copies;
+  PanelResultArgs result{};
+  result.out = inner.mutable_data();
+  result.out_stride = inner_features;
+  result.out_dtype = dtype;
+  result.epilogue = experts.epilogue;
+  const ExpertTensors &gate_up = experts.gate_up, &down = experts.down;
+  multiply_rows(x, &routing.tokens, dtype, experts.rounds_to_int8 && gate_up.format.has_middle,
+                describe_products(gate_up, routing, result, width, inner_features, copies));
+  const Rows inner_rows{Tensor(), result.out, pairs, inner_features, inner_features};
+  result.out = results.mutable_data();
+  result.out_stride = width;
+  result.out_dtype = DType::float32;
+  result.epilogue = PanelEpilogue::none;
+  multiply_rows(inner_rows, nullptr, dtype, experts.rounds_to_int8 && down.format.has_middle,
+                describe_products(down, routing, result, inner_features, width, copies));
+  return results;
+}
+
 static Tensor moe(const Tensor& x, const Tensor& router_weights, const Tensor& router_indices,
                   const std::string& gate_up_format, const std::vector<Tensor>& gate_up_panels,
                   const std::vector<Tensor>& gate_up_channel_scales,
@@ -126,66 +193,37 @@ static Tensor moe(const Tensor& x, const Tensor& router_weights, const Tensor& r
                   const std::string& epilogue_name, const std::string& activation) {
   const DType dtype = check_dtype(kMoe, "x", x);
   check_minimum_dim(kMoe, "x", x, 1);
-  const PanelFormat& gate_up_parsed = parse_format(kMoe, "gate_up_format", gate_up_format);
-  const PanelFormat& down_parsed = parse_format(kMoe, "down_format", down_format);
+  const PanelFormat& gate_up_kind = parse_format(kMoe, "gate_up_format", gate_up_format);
+  const PanelFormat& down_kind = parse_format(kMoe, "down_format", down_format);
   const ExpertTensors gate_up{"gate_up",
-                              gate_up_parsed,
+                              gate_up_kind,
                               gate_up_panels,
                               gate_up_channel_scales,
                               gate_up_group_scales,
                               gate_up_zero_points};
   const ExpertTensors down{
-      "down", down_parsed, down_panels, down_channel_scales, down_group_scales, down_zero_points};
+      "down", down_kind, down_panels, down_channel_scales, down_group_scales, down_zero_points};
   const std::size_t experts = gate_up_panels.size();
-  if (experts == 0) fail(kMoe, "gate_up_panels", "with at least one expert", "none");
   check_lists(gate_up, experts);
   check_lists(down, experts);
-  const PanelEpilogue epilogue = parse_epilogue(kMoe, epilogue_name);
-  if (!is_gated(epilogue)) {
-    fail(kMoe, "epilogue", epilogue_names(kFirstGated), "'" + epilogue_name + "'");
-  }
-  const std::int64_t width = x.size(-1);
-  if (width < 1) fail(kMoe, "x", "with in_features", describe(x.sizes()));
-  if (inner_features < 1) {
-    fail(kMoe, "inner_features", "of at least 1", std::to_string(inner_features));
-  }
+  const PanelEpilogue epilogue = parse_gated(epilogue_name);
+  const std::int64_t width = check_width(x, inner_features);
   const bool rounds_to_int8 = parse_activation(kMoe, activation);
   const Rows rows = rows_of(x);
   const Routing routing = route(router_indices, rows.count, static_cast<std::int64_t>(experts));
-  check_shape(kMoe, "router_weights", router_weights, router_indices.sizes());
-  check_cpu(kMoe, "router_weights", router_weights);
-  const DType weight_dtype = check_weight_dtype(kMoe, "router_weights", router_weights, dtype);
-  Tensor weights_copy;
-  const void* weights = contiguous_data(router_weights, weights_copy);
-
+  const RouterWeights weights = describe_router_weights(router_weights, router_indices, dtype);
   Tensor out = empty(x.sizes(), x.dtype_code());
   if (rows.count == 0) return out;
-  const std::int64_t pairs = router_indices.numel();
-  Tensor inner = scratch(pairs * inner_features * size_of(dtype));
-  Tensor results = scratch(pairs * width * size_of(DType::float32));
-  std::vector<PanelCopies> copies;
-  PanelResultArgs result{};
-  result.out = inner.mutable_data();
-  result.out_stride = inner_features;
-  result.out_dtype = dtype;
-  result.epilogue = epilogue;
-  multiply_rows(rows, &routing.tokens, dtype, rounds_to_int8 && gate_up_parsed.has_middle,
-                describe_products(gate_up, routing, result, width, inner_features, copies));
-  const Rows inner_rows{Tensor(), result.out, pairs, inner_features, inner_features};
-  result.out = results.mutable_data();
-  result.out_stride = width;
-  result.out_dtype = DType::float32;
-  result.epilogue = PanelEpilogue::none;
-  multiply_rows(inner_rows, nullptr, dtype, rounds_to_int8 && down_parsed.has_middle,
-                describe_products(down, routing, result, inner_features, width, copies));
+  const Experts all{gate_up, down, inner_features, epilogue, rounds_to_int8};
+  const Tensor results = multiply_experts(all, rows, routing, dtype);
   const WeightedRowsArgs args{
-      .rows = static_cast<const float*>(result.out),
+      .rows = static_cast<const float*>(results.data()),
       .places = routing.places.data(),
-      .weights = weights,
+      .weights = weights.data,
       .out = out.mutable_data(),
       .width = width,
       .chosen = router_indices.size(1),
-      .weight_dtype = weight_dtype,
+      .weight_dtype = weights.dtype,
       .out_dtype = dtype,
   };
   run(add_weighted_rows_copies, args, rows.count, (args.chosen * 4 + 4) * width);

@@ -177,9 +177,8 @@ void write_step(const Tensor& tensor, double value) {
   }
 }
 
-// Checks everything and describes every tensor's update; modifies nothing.
-std::vector<Update> describe_updates(const Rule& rule, const Call& call,
-                                     std::vector<double>& step_values) {
+// Returns the number of states of each parameter.
+std::size_t check_lengths(const Rule& rule, const Call& call) {
   const std::size_t count = call.parameters.size();
   check_length("low_bits", call.low_bits, count, true);
   check_length("gradients", call.gradients, count, false);
@@ -195,6 +194,31 @@ std::vector<Update> describe_updates(const Rule& rule, const Call& call,
     fail(kOp, "rng_streams", "with " + std::to_string(count) + " numbers",
          std::to_string(call.rng_streams.size()));
   }
+  return states;
+}
+
+// The tensors of parameter i, and random numbers of this step.
+void describe_operands(const Call& call, std::size_t i, std::size_t states, double step,
+                       Update& update) {
+  const Tensor& parameter = call.parameters[i];
+  update.operands[0] = describe_parameter(call, i);
+  check_like("gradients", call.gradients[i], parameter);
+  update.operands[1] = {const_cast<void*>(call.gradients[i].data()), nullptr,
+                        float_format("gradients", call.gradients[i]), 0};
+  const std::int64_t rng_stream =
+      call.rng_streams.empty() ? static_cast<std::int64_t>(i) : call.rng_streams[i];
+  for (std::size_t k = 0; k < states; ++k) {
+    Operand& operand = update.operands[2 + k];
+    operand = describe_state(call, k * call.parameters.size() + i, parameter);
+    operand.key = random_key(call.seed, rng_stream, step, static_cast<int>(k));
+  }
+  update.count = parameter.numel();
+}
+
+// Checks everything and describes every tensor's update; modifies nothing.
+std::vector<Update> describe_updates(const Rule& rule, const Call& call,
+                                     std::vector<double>& step_values) {
+  const std::size_t count = call.parameters.size(), states = check_lengths(rule, call);
   double factor = call.gradient_factor;
   if (call.gradient_scale) factor /= scalar_value("gradient_scale", *call.gradient_scale);
   std::vector<Update> updates(count);
@@ -203,24 +227,13 @@ std::vector<Update> describe_updates(const Rule& rule, const Call& call,
   unsigned flags = 0;
   for (std::size_t i = 0; i < count; ++i) {
     Update& update = updates[i];
-    const Tensor& parameter = call.parameters[i];
-    update.operands[0] = describe_parameter(call, i);
-    check_like("gradients", call.gradients[i], parameter);
-    update.operands[1] = {const_cast<void*>(call.gradients[i].data()), nullptr,
-                          float_format("gradients", call.gradients[i]), 0};
     double step = 0;
     // The first phase counts the step, the second finds it counted.
     if (!call.steps.empty()) {
       const double done = scalar_value("steps", call.steps[i]);
       step = step_values[i] = call.phase == kUpdate ? done : done + 1;
     }
-    for (std::size_t k = 0; k < states; ++k) {
-      Operand& operand = update.operands[2 + k];
-      operand = describe_state(call, k * count + i, parameter);
-      const std::int64_t rng_stream =
-          call.rng_streams.empty() ? static_cast<std::int64_t>(i) : call.rng_streams[i];
-      operand.key = random_key(call.seed, rng_stream, step, static_cast<int>(k));
-    }
+    describe_operands(call, i, states, step, update);
     if (i > 0 && (!rule.has_step || step == step_values[i - 1])) {
       std::memcpy(update.scalars, updates[i - 1].scalars, sizeof update.scalars);
     } else {
@@ -233,7 +246,6 @@ std::vector<Update> describe_updates(const Rule& rule, const Call& call,
            std::to_string(states) + " per parameter");
     }
     update.factor = static_cast<float>(factor);
-    update.count = parameter.numel();
     update.first_item = items;
     items += (update.count + kBlock - 1) / kBlock;
   }

@@ -159,6 +159,17 @@ OXY_INLINE u32v operand(u32v quads, int digit) {
   return Digit::kDepth == 4 ? quads : (digit == 0 ? quads : quads >> 8) & 0x00ff00ff;
 }
 
+// A row's sums of products with both digits, as sums of products with what they stand for.
+template <class Path, int count, int digit_count, int rows>
+OXY_INLINE i32v whole_of_digits(const i32v (&sums)[count][digit_count][rows][kParts], int row,
+                                int part) {
+  i32v digits[2] = {};
+  for (int digit = 0; digit < digit_count; ++digit) {
+    for (int i = 0; i < count; ++i) digits[digit] += sums[i][digit][row][part];
+  }
+  return Path::kBytes && digit_count == 2 ? (digits[0] << 7) + digits[1] : digits[0] + digits[1];
+}
+
 template <int rows, class Codec, bool narrow_numbers>
 OXY_INLINE void multiply(Int8DotPath<narrow_numbers>, Codec codec, const GemvArgs& args,
                          const Block& block, f32v (&products)[rows][kParts]) {
@@ -193,12 +204,7 @@ OXY_INLINE void multiply(Int8DotPath<narrow_numbers>, Codec codec, const GemvArg
   }
   for (int part = 0; part < kParts; ++part) {
     for (int r = 0; r < rows; ++r) {
-      i32v digits[2] = {};
-      for (int digit = 0; digit < kDigits; ++digit) {
-        for (int i = 0; i < kSums; ++i) digits[digit] += sums[i][digit][r][part];
-      }
-      i32v whole =
-          Path::kBytes && kDigits == 2 ? (digits[0] << 7) + digits[1] : digits[0] + digits[1];
+      i32v whole = whole_of_digits<Path>(sums, r, part);
       const std::int64_t at = (block.row + r) * args.staged.blocks + block.index;
       const std::int32_t sum = args.staged.sums[at];
       if (block.zero_points) {

@@ -61,6 +61,27 @@ bool reads_lines(const ByteWindows& call) {
          !fits_tiles(call.rows, call.in_features);
 }
 
+// Writes the result, by the kernel for windows of this form.
+void convolve(const Tensor& x, const ByteOperand& operand, const Geometry& geometry,
+              ByteWindows& call) {
+  const bool in_lines = !geometry.are_pixels && !geometry.is_depthwise && reads_lines(call);
+  const Images images = images_of(x, geometry.are_pixels, in_lines && x.size(1) <= kFewChannels);
+  if (geometry.are_pixels) {
+    const Tensor& pixels = images.tensor();
+    const Rows rows{Tensor(), pixels.data(), call.rows, pixels.size(1), pixel_stride(pixels)};
+    return multiply_rows_of_bytes(rows, operand, call.weight, call.result);
+  }
+  set_data(call.windows, images.tensor());
+  if (geometry.is_depthwise) {
+    convolve_channels_of_bytes(
+        {call.windows, call.weight, call.result, call.in_features, call.rows}, operand);
+  } else if (in_lines) {
+    multiply_lines_of_bytes(call, operand);
+  } else {
+    multiply_windows_of_bytes(call, operand);
+  }
+}
+
 Tensor quantized_convolution(const Tensor& x, double x_scale, std::int64_t x_zero_point,
                              const Tensor& panels, const Tensor& channel_scales,
                              const Tensor& channel_sums, const Numbers& kernel_size,
@@ -102,23 +123,7 @@ Tensor quantized_convolution(const Tensor& x, double x_scale, std::int64_t x_zer
   call.result.out = out.mutable_data();
   call.result.out_stride = out_channels;
   call.rows = out.numel() / out_channels;
-  const bool in_lines = !geometry.are_pixels && !geometry.is_depthwise && reads_lines(call);
-  const Images images = images_of(x, geometry.are_pixels, in_lines && x.size(1) <= kFewChannels);
-  if (geometry.are_pixels) {
-    const Tensor& pixels = images.tensor();
-    const Rows rows{Tensor(), pixels.data(), call.rows, pixels.size(1), pixel_stride(pixels)};
-    multiply_rows_of_bytes(rows, operand, call.weight, call.result);
-    return out;
-  }
-  set_data(call.windows, images.tensor());
-  if (geometry.is_depthwise) {
-    convolve_channels_of_bytes(
-        {call.windows, call.weight, call.result, call.in_features, call.rows}, operand);
-  } else if (in_lines) {
-    multiply_lines_of_bytes(call, operand);
-  } else {
-    multiply_windows_of_bytes(call, operand);
-  }
+  convolve(x, operand, geometry, call);
   return out;
 }
 

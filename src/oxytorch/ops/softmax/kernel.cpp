@@ -94,6 +94,16 @@ struct Unwritten {
   f32v factor;
 };
 
+template <class T, class Result>
+OXY_INLINE void write_row(const SoftmaxArgs& args, T* out, const Result& result) {
+  const std::int64_t width = args.width;
+  if (args.stream && width % kLanes == 0 && is_aligned(out, kLanes * sizeof(T))) {
+    for (std::int64_t i = 0; i < width; i += kLanes) stream(out + i, result(i, Whole{}));
+  } else {
+    sweep(0, width, [&](std::int64_t i, auto count) { store(out + i, result(i, count), count); });
+  }
+}
+
 // Where `fits`, the row is kept in `row` between the sweeps. With `before`, results go past the
 // caches: those of the row before while the exponentials of this one are computed, so that the
 // memory is written to all the time; this row's own are left in `before`.
@@ -143,11 +153,7 @@ static void one_row(const SoftmaxArgs& args, const T* x, T* out, Mask mask, floa
     const f32v e = fits ? load(row + i, count) : exponential_of(score(i, count) - top, T{});
     return e * factor;
   };
-  if (args.stream && width % kLanes == 0 && is_aligned(out, kLanes * sizeof(T))) {
-    for (std::int64_t i = 0; i < width; i += kLanes) stream(out + i, result(i, Whole{}));
-  } else {
-    sweep(0, width, [&](std::int64_t i, auto count) { store(out + i, result(i, count), count); });
-  }
+  write_row(args, out, result);
 }
 
 template <class T>

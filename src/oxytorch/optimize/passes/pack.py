@@ -9,27 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
-from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor, why_not_plain
-from ...core.packed_call import PackedCall, Watched, packed_call
 from ...core.placement import note_freed
-from ...core.reordered import ReorderedTensor
-from ...core.sources import Sources
-from ...graph.formats import ModelForward, has_other_order, is_last, kept
-from ...graph.forward import Forward, with_parameters
+from ...graph.formats import ModelForward, has_other_order, is_last
+from ...graph.forward import with_parameters
 from ...graph.patterns import is_packable_convolution
 from ...graph.recognize import convolution_of_module
-from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution, takes
-from ...ops.linear import PackedLinearWeight, can_lie_in_panels, linear, supports
+from ...ops.convolution import Geometry, PackedConvolutionWeight
+from ...ops.linear import PackedLinearWeight, can_lie_in_panels, supports
 from ...program.passes import convolution_times
 from ...program.passes import linear as products
 from ...program.passes.convolution_times import Convolution
@@ -49,6 +42,7 @@ from ...rewriting.measure import (
 )
 from ..context import OptimizeContext
 from .cast import cast_input, short_name
+from .packed_layers import ConvolutionForward, LinearForward, PackedForward, forward_kind
 
 SMALLEST_LINEAR = 4 << 10
 """Elements of a float32 linear weight below which layers are not timed: a few microseconds a call
@@ -189,7 +183,7 @@ def _pays(
     module: nn.Module,
     weight: torch.Tensor,
     packed: PackedTensor,
-    kind: type[_PackedForward],
+    kind: type[PackedForward],
 ) -> bool:
     """Whether the packed layer is faster than torch's own on inputs like the sample's.
 
@@ -203,7 +197,7 @@ def _pays(
         assert size is not None
         if len(size) > 3:
             layer = like_program(packed.geometry, size, packed)
-            return convolution_times.is_faster("layer", layer, "packed", "plain")
+            return convolution_times.is_faster(layer, "packed", "plain")
         channels, kernel = tuple(map(about, weight.shape[:2])), tuple(weight.shape[2:])
         key: tuple[Any, ...] = (type(module), type(packed), channels, kernel, weight.dtype)
         x = numbers(*size).to(weight.dtype)
@@ -218,7 +212,7 @@ def _pays(
     key = (*key_of_linear(weight, packed.transposed, dims), packed.in_panels)
     if size is not None and _is_as_in_program(weight, packed.transposed):
         way = products.panels_call if packed.in_panels else products.packed_call
-        if not products.is_faster("layer", *_metas(size, weight), way, products.plain_call):
+        if not products.is_faster(*_metas(size, weight), way, products.plain_call):
             return False
         _leave_fewer_rows(packed, weight, key, rows[0], calls)
         return True
@@ -390,7 +384,7 @@ def _is_faster_in_panels(
         return None
     if _is_as_in_program(weight, transposed) and not products.why_not_packed(weight):
         x, like = _metas(size, weight.to(device="meta", dtype=dtype))
-        return products.is_faster("layouts", x, like, products.panels_call, products.packed_call)
+        return products.is_faster(x, like, products.panels_call, products.packed_call)
     (rows,) = rows_of(size, weight.numel())
 
     def both() -> list[Product]:
@@ -409,126 +403,6 @@ def _cast_bias(context: OptimizeContext, module: nn.Module, dtype: torch.dtype) 
     bias = module._parameters["bias"]
     assert bias is not None
     context.set_parameter(module, "bias", nn.Parameter(bias.detach().to(dtype), bias.requires_grad))
-
-
-class _PackedForward(Forward):
-    """The forward of a layer with a packed weight: of a class `kind`, for one tensor."""
-
-    kind = ReorderedTensor
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs:
-            found = self._packed(args[0])
-            if found is not None:
-                return found
-        return self.own(*args, **kwargs)
-
-    def _packed(self, x: Any) -> torch.Tensor | None:
-        if self._lost:
-            self._repack()
-        weight: Any = self.module._parameters.get("weight")
-        if type(weight) is not self.kind or type(x) is not torch.Tensor:
-            return None
-        bias = self._bias()
-        if bias is False or must_run_plain(x, weight, bias):
-            return None
-        if not self._takes(x, weight) or not weight.is_packed():
-            return None
-        if x.dtype is not weight.dtype:
-            if not self.converts or not x.is_floating_point():
-                return None
-            x = x.to(weight.dtype)
-        if weight.scale is not None:
-            weight.fold(None)
-        try:
-            return self._computed(x, weight, bias)
-        except (RuntimeError, IndexError):  # the module's own code says what is wrong with x
-            return None
-
-    def _takes(self, x: torch.Tensor, weight: Any) -> bool:
-        return True
-
-    def _computed(self, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
-        raise NotImplementedError(f"{type(self).__name__} does not say how to compute")
-
-
-class LinearForward(_PackedForward):
-    """The forward of a linear layer with a packed weight."""
-
-    kind = PackedLinearWeight  # type: ignore[assignment]
-
-    def __init__(self, module: nn.Module, converts: bool = False) -> None:
-        super().__init__(module, converts)
-        self._quick: PackedCall | Literal[False] | None = None  # False: there is none
-        self._watched = self._find_watched()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs or is_dynamo_compiling():
-            return super().__call__(*args, **kwargs)
-        quick = self._quick
-        if quick and forward_ad._current_level < 0:
-            module = self.module
-            found = quick(args[0], module, module._parameters)
-            if found is not None:
-                if found is not False:
-                    return found
-                self._quick = None
-        return super().__call__(*args)
-
-    def _computed(self, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
-        if self._quick is None:
-            self._quick = self._find_quick(weight) or False
-        return linear(x, weight, bias)
-
-    def _find_quick(self, weight: PackedLinearWeight) -> PackedCall | None:
-        product, watched = weight.product(), self._watched
-        if product is None or watched is None:
-            return None
-        return packed_call(self.module, product, watched)
-
-    def _find_watched(self) -> Watched | None:
-        """What the layer's own code depends on; None where it is more than a call compares."""
-        if len(self._functions) > 1:
-            return None
-        (name, function), *_ = self._functions or ((None, None),)
-        return Watched(self._class_forward, vars(functional), name, function)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_quick": None, "_watched": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._watched = self._find_watched()
-
-
-class ConvolutionForward(_PackedForward):
-    """The forward of a convolution with a packed weight."""
-
-    kind = PackedConvolutionWeight  # type: ignore[assignment]
-
-    def __init__(self, module: nn.Module, converts: bool = False) -> None:
-        super().__init__(module, converts)
-        self.sources = Sources([], owner=module, values=False)
-
-    def _home(self) -> nn.Module:
-        # The tracer records what a convolution consists of, which for weights of a class of their
-        # own is below its reach.
-        weight = self.module._parameters.get("weight")
-        if torch._C._get_tracing_state() is None or not isinstance(weight, PackedTensor):
-            return self.module
-        parameters = {**self.module._parameters, "weight": weight.view_as(weight)}
-        return with_parameters(self.module, parameters)
-
-    def _takes(self, x: torch.Tensor, weight: Any) -> bool:
-        return self.sources.are_current() and takes(x, weight)
-
-    def _computed(self, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
-        return kept(convolution(x, weight, bias), x)
-
-
-def forward_kind(module: nn.Module) -> type[_PackedForward]:
-    """The forward of a layer whose weight is packed."""
-    return ConvolutionForward if is_packable_convolution(module) else LinearForward
 
 
 def can_pack_beside(context: OptimizeContext, module: nn.Module) -> bool:

@@ -27,6 +27,7 @@ from ...rewriting import measure
 from ...rewriting.measure import about, numbers
 from ..context import OptimizeContext
 from . import cast, pack
+from .packed_layers import forward_kind
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
@@ -236,7 +237,7 @@ def _ways(
     if not is_packed:
         return calls
     packed = pack.packed_weight(context, module, weight, dtype)
-    forward = pack.forward_kind(module)(pack.stand_in(module, packed))
+    forward = forward_kind(module)(pack.stand_in(module, packed))
     return *calls, pack.amid_packed(given, forward)
 
 

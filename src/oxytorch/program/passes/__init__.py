@@ -136,12 +136,7 @@ def improve(
     try:
         _run(editor, [each for each in passes if each not in left])
         if quantization is not None:
-            editor.by = "smoothing.smooth"
-            quantization = smoothing.smooth(editor, quantization)
-            editor.by = "quantized.quantize"
-            quantized.quantize(editor, quantization)
-            editor.by = "recurrent.quantize"
-            recurrent.quantize(editor, quantization)
+            _quantize(editor, quantization)
         if follows:
             _run(editor, STORABLE_CONVOLUTIONS if storable else CONVOLUTIONS)
         last = STORABLE if storable else WITH_LASTING
@@ -153,6 +148,15 @@ def improve(
         vars(steps).update(vars(before))
         return [Note(editor.by, step, why=f"a kernel fails: {error}") for step in steps.steps]
     return editor.notes
+
+
+def _quantize(editor: Editor, quantization: Quantization) -> None:
+    editor.by = "smoothing.smooth"
+    quantization = smoothing.smooth(editor, quantization)
+    editor.by = "quantized.quantize"
+    quantized.quantize(editor, quantization)
+    editor.by = "recurrent.quantize"
+    recurrent.quantize(editor, quantization)
 
 
 @dataclass(frozen=True)

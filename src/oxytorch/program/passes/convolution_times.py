@@ -38,7 +38,6 @@ FEW_CHANNELS = 8
 LEAVING = 25e-6
 """Seconds that torch's operators take longer amid kernels of ours than by themselves: they end the
 parallel region that these share, as measured with two threads."""
-BESIDE_PLAIN = "program packed convolution"
 """What times of packed convolutions beside torch's own are called."""
 
 
@@ -224,7 +223,6 @@ def _operator(target: str) -> Any:
 
 
 def is_faster(
-    name: str,
     layer: Convolution,
     way: str,
     than: str,
@@ -236,7 +234,6 @@ def is_faster(
 
     All ways are timed at once, so that each is timed once, for modules and programs.
 
-    name: of what is asked.
     way, than: methods of `Ways`; of an own one and another, the other ends the parallel region that
         kernels of ours share.
     swept: whether an activation follows, which our operators compute in their sweep, and others do
@@ -318,9 +315,7 @@ def winners(editor: Editor, steps: list[Step]) -> set[Step]:
     layers = {step: layer_of(editor, step, steps) for step in steps}
     flat = [step for step in steps if step.arguments[0].meta.dim() == 3]
     wins = {
-        step
-        for step in steps
-        if step not in flat and is_faster(BESIDE_PLAIN, layers[step], "packed", "plain")
+        step for step in steps if step not in flat and is_faster(layers[step], "packed", "plain")
     }
     if flat:
         ways = [Ways(layers[step]) for step in flat]

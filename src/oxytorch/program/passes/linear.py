@@ -160,7 +160,7 @@ def why_not_packed(weight: Tensor) -> str:
 def pays(x: Any, weight: Any) -> bool:
     """Whether the packed layer is faster than torch's own on inputs like this one, or of any size
     where that is not known."""
-    return is_faster("program", x, weight, packed_call, plain_call, gain=1.0)
+    return is_faster(x, weight, packed_call, plain_call, gain=1.0)
 
 
 Make = Callable[[Tensor], "LinearCall"]
@@ -168,7 +168,6 @@ Make = Callable[[Tensor], "LinearCall"]
 
 
 def is_faster(
-    name: str,
     x: Any,
     weight: Any,
     make: Make,
@@ -179,7 +178,6 @@ def is_faster(
     like this one, or of any size where that is not known.
 
     All ways to compute it are timed at once, so that each is timed once.
-    name: of what is asked.
     gain: the part of the other's time that it takes at most; 1 where more is gained after it, by
         what follows in the same sweep. Of inputs of any size it is the mean, which one time that
         others on the machine made longer does not turn.

@@ -15,7 +15,6 @@ from .post_ops import epilogue_of, other_of_sum
 
 PACK, PANELS = "oxytorch::pack_panels", "oxytorch::convolution_panels"
 DEPTHWISE = "oxytorch::depthwise_convolution"
-OWN, BESIDE_PACKED = "program convolution of our own", "program convolutions beside oneDNN's"
 """What times of these are called."""
 _SWEPT = ("relu", "relu6")
 """Activations that our operators compute in their sweep, and oneDNN's do not as torch does."""
@@ -53,11 +52,11 @@ def _why_not(editor: Editor, step: Step) -> str:
 def _is_faster(editor: Editor, step: Step, steps: list[Step], beside_packed: bool) -> bool:
     layer, swept = layer_of(editor, step, steps), _is_swept(editor, step, steps)
     padded = zeros_before(editor, step) is not None
-    if not is_faster(OWN, layer, "own", "plain", swept, padded):
+    if not is_faster(layer, "own", "plain", swept, padded):
         return False
     if not beside_packed or supports(layer.dtype) is not None:
         return True
-    return is_faster(BESIDE_PACKED, layer, "own", "packed", swept, padded, gain=1.0)
+    return is_faster(layer, "own", "packed", swept, padded, gain=1.0)
 
 
 def _is_swept(editor: Editor, step: Step, steps: list[Step]) -> bool:

@@ -22,7 +22,6 @@ from .linear import (
 from .post_ops import epilogue_of, other_of_sum
 
 PACK = "oxytorch::pack_panels"
-BESIDE_PACKED = "program panels beside oneDNN's order"
 """What times of both are called."""
 
 
@@ -72,13 +71,13 @@ def _can_be_panels(editor: Editor, x: Any, weight: Any, bias: Any) -> bool:
 
 def pays(x: Any, weight: Any) -> bool:
     """Whether panels are faster than torch's own layer."""
-    return is_faster("program panels", x, weight, panels_call, plain_call, gain=1.0)
+    return is_faster(x, weight, panels_call, plain_call, gain=1.0)
 
 
 def beats_packed(x: Any, weight: Any) -> bool:
     """Whether panels are faster than a weight in oneDNN's order, where oneDNN has its products."""
     has_none = supports(weight.dtype) is not None
-    return has_none or is_faster(BESIDE_PACKED, x, weight, panels_call, packed_call)
+    return has_none or is_faster(x, weight, panels_call, packed_call)
 
 
 SWEEPS = {
