@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -220,3 +221,25 @@ def test_ranks_of_a_training_have_cores_of_their_own(tmp_path):
     assert status == 0, err
     first, second = CORES[0], CORES[len(CORES) // 2]
     assert sorted(out.splitlines()) == [f"[0] 0 2.0 {first}", f"[1] 1 2.0 {second}"]
+
+
+@TWO
+def test_launchers_of_two_machines_are_one_training(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.full((1,), 1.0 + dist.get_rank())\n"
+        "dist.all_reduce(x)\n"
+        "print(dist.get_world_size(), x.item())\n"
+        "dist.destroy_process_group()\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meet = ("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "two", "--local-addr", "127.0.0.1")
+    shared = ("--nnodes", "2", "--nproc-per-node", "1", *meet)
+    machines = [start(*shared, "--cores-list", str(core), str(script)) for core in CORES[:2]]
+    ends = [machine.finish() for machine in machines]
+    assert [status for status, _, _ in ends] == [0, 0], ends
+    assert sorted(out for _, out, _ in ends) == ["[0] 2 3.0\n", "[1] 2 3.0\n"]

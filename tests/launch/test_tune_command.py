@@ -82,6 +82,9 @@ def test_search_goes_on_where_it_ended(tmp_path, capfd):
     assert "[" not in capfd.readouterr().err
     assert tune("--restart", "--search=grid", "--repeats=1", "x.py") == 0
     assert len(results(tmp_path)) == 3
+    path.write_text(path.read_text()[:40])  # killed while it wrote the first line
+    assert tune("--search=grid", "--repeats=1", "x.py") == 0
+    assert len(results(tmp_path)) == 3
     # another script is another search
     (tmp_path / "x.py").write_text(SCRIPT + "\n")
     assert tune("--search=grid", "--repeats=1", "x.py") == 0

@@ -128,6 +128,10 @@ def test_mistakes_are_named(folder, tmp_path, capsys):
     told = _refused([folder, "--prompt-file", bad], capsys)
     assert f"--prompt-file: {bad} is not UTF-8 text (byte 3)" in told
     assert "no chat template" in _refused([folder, *prompt, "--chat"], capsys)
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    (broken / "chat_template.jinja").write_text("{% if %}")
+    assert "TemplateSyntaxError in line 1" in _refused([broken, *prompt, "--chat"], capsys)
     assert "temperature >= 0" in _refused([folder, *prompt, "--temperature", "-1"], capsys)
 
 

@@ -11,7 +11,15 @@ import httpx
 import openai
 import pytest
 import torch
-from small_servers import TEXT, Running, running, tokenizer, wait_until, write_language_model
+from small_servers import (
+    TEXT,
+    Running,
+    application,
+    running,
+    tokenizer,
+    wait_until,
+    write_language_model,
+)
 
 import oxytorch
 from oxytorch.llm_command.folder import load_model, load_tokenizer
@@ -367,3 +375,48 @@ def test_unknown_model_takes_turns(tmp_path: Path) -> None:
         with ThreadPoolExecutor(3) as pool:
             answers = list(pool.map(ask, prompts))
     assert answers == [alone.text(prompt, 8) for prompt in prompts]
+
+
+def with_template(folder: Path, template: str, to: Path) -> Path:
+    """The tokenizer of a folder with another chat template."""
+    made = load_tokenizer(folder)
+    made.chat_template = template
+    made.save_pretrained(to)
+    return to
+
+
+@pytest.mark.parametrize("template", ["{% for message in messages %}", "{{ messages | unknown }}"])
+def test_what_is_no_chat_template_does_not_start(
+    template: str, folder: Path, tmp_path: Path
+) -> None:
+    broken = with_template(folder, template, tmp_path / "broken")
+    with pytest.raises(ValueError, match=r"in line 1: .*; mend or remove it \(chat_template.jinja"):
+        application(str(folder), "--tokenizer", str(broken), "--slots", "1")
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        ("{{ raise_exception('no user may ask') }}", "no user may ask"),
+        ("{{ messages[0].content | length / 0 }}", "ZeroDivisionError"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError"),
+    ],
+)
+def test_chat_template_that_raises_refuses_chats_alone(
+    template: str, error: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    raising = with_template(folder, template, tmp_path / "raising")
+    with running(str(folder), "--tokenizer", str(raising), "--slots", "1") as server:
+        (warning,) = [each for each in caplog.records if each.levelname == "WARNING"]
+        assert error in warning.__dict__["fields"]["error"]
+        messages = [{"role": "user", "content": "Hello"}]
+        chat = httpx.post(
+            server.url + "/v1/chat/completions", json={"model": "tiny", "messages": messages}
+        )
+        completion = httpx.post(
+            server.url + "/v1/completions",
+            json={"model": "tiny", "prompt": "Once", "max_tokens": 2},
+        )
+    assert chat.status_code == 400
+    assert error in chat.json()["error"]["message"]
+    assert completion.status_code == 200

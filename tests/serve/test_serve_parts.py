@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Sequence as Many
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from small_servers import tokenizer, wait_until
 from torch import Tensor
 
 from oxytorch.llm.sampling import Sampler
+from oxytorch.serve.batcher import Batcher
 from oxytorch.serve.engine import Engine
 from oxytorch.serve.errors import ApiError, timed_out
 from oxytorch.serve.lanes import Lane, Lanes
@@ -77,6 +80,7 @@ class Counting(Lanes):
     def __init__(self) -> None:
         self.taken = 0
         self.steps: list[int] = []
+        self.parts: list[tuple[int, int]] = []  # tokens of a prompt, and the steps before them
 
     def begin(self, prompt: Many[int]) -> Lane:
         self.taken += 1
@@ -84,6 +88,7 @@ class Counting(Lanes):
 
     def read(self, lane: Lane, tokens: Many[int]) -> Tensor:
         lane.tokens += tokens
+        self.parts.append((len(tokens), len(self.steps)))
         return self._logits([lane.tokens[-1]])
 
     def step(self, lanes: Many[Lane], tokens: Many[int]) -> Tensor:
@@ -164,6 +169,21 @@ def test_sequences_are_written_together(engine: Engine) -> None:
     assert engine.running == engine.waiting == 0
 
 
+def test_prompt_is_read_in_parts_between_the_tokens_of_others() -> None:
+    lanes = Counting()
+    engine = Engine(lambda: lanes, slots=2, part=40, queue=5, metrics=Metrics())
+    writing, reading = Asked([100], 10**6), Asked([200] * 210, 1)
+    engine.submit([writing.sequence])
+    engine.start()
+    wait_until(lambda: lanes.steps)
+    engine.submit([reading.sequence])
+    assert reading.reason() == "length"
+    engine.close()
+    lengths, steps = zip(*lanes.parts[1:], strict=True)
+    assert lengths == (40, 40, 40, 40, 50)  # the last one is not shorter than 32
+    assert steps == tuple(range(steps[0], steps[0] + 5))  # a token of the other after each
+
+
 def test_end_token_ends_an_answer(engine: Engine) -> None:
     asked = Asked([290], 50)
     engine.submit([asked.sequence])
@@ -215,6 +235,54 @@ def test_full_queue_refuses_and_close_ends_all() -> None:
         assert isinstance(reason, ApiError) and reason.status == 503
     with pytest.raises(ApiError, match="shutting down"):
         engine.submit([asked[3].sequence])
+
+
+class Batches:
+    """A batcher whose results are its items, and the batches that it made."""
+
+    def __init__(self, most: int, wait: float) -> None:
+        self.made: list[list[int]] = []
+        self.batcher = Batcher[int, int](self._work, most, wait, 100, 60.0, Metrics())
+
+    def _work(self, items: Many[int]) -> Many[int]:
+        self.made.append(list(items))
+        return items
+
+    def results(self, *items: int) -> tuple[list[int], float]:
+        """Of one request, and the seconds that it took."""
+        begin = time.monotonic()
+        found = asyncio.run(self.batcher.results(items, "one"))
+        return found, time.monotonic() - begin
+
+
+def test_batches_wait_for_others_until_the_deadline_or_the_most() -> None:
+    batches = Batches(most=3, wait=0.4)
+    batches.batcher.start()
+    try:
+        found, seconds = batches.results(1, 2)
+        assert found == [1, 2] and seconds >= 0.4
+        found, seconds = batches.results(3, 4, 5)
+        assert found == [3, 4, 5] and seconds < 0.4
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(batches.results, 6)
+            time.sleep(0.1)
+            other = pool.submit(batches.results, 7)
+            assert first.result()[0] == [6] and other.result()[0] == [7]
+        assert other.result()[1] < first.result()[1]
+    finally:
+        batches.batcher.close()
+    assert batches.made == [[1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_batches_without_a_wait_are_what_came_during_a_call() -> None:
+    batches = Batches(most=2, wait=0.0)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(batches.results, 1, 2, 3)
+        wait_until(lambda: len(batches.batcher._queue) == 3)
+        batches.batcher.start()
+        assert answer.result()[0] == [1, 2, 3]
+    batches.batcher.close()
+    assert batches.made == [[1, 2], [3]]
 
 
 def test_metrics_escape_labels_and_sum_buckets() -> None:

@@ -126,25 +126,64 @@ def test_real_model_gives_what_the_demo_computes() -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
-def test_rerank_gives_the_scores_of_the_model(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cross(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(1)
     config = BertConfig(**SENTENCE_SIZES, num_labels=1)
-    folder = write(tmp_path / "cross", BertForSequenceClassification(config))
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    folder = tmp_path_factory.mktemp("ranking") / "cross"
+    return write(folder, BertForSequenceClassification(config))
+
+
+@pytest.fixture(scope="module")
+def ranking(cross: Path) -> Iterator[Running]:
+    with running(str(cross)) as found:
+        yield found
+
+
+def test_rerank_gives_the_scores_of_the_model(ranking: Running, cross: Path) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(cross).eval()
     documents = TEXTS[1:8]
     wanted = []
     for document in documents:
         ids = torch.tensor([tokenizer()("tiny model", document)["input_ids"]])
         with torch.inference_mode():
             wanted.append(float(torch.sigmoid(model(input_ids=ids).logits[0, 0])))
-    with running(str(folder)) as server:
-        body = {"model": "cross", "query": "tiny model", "documents": documents, "top_n": 5}
-        answer = httpx.post(server.url + "/v1/rerank", json=body)
-    results = answer.json()["results"]
+    body = {"model": "cross", "query": "tiny model", "documents": documents, "top_n": 5}
+    results = httpx.post(ranking.url + "/v1/rerank", json=body).json()["results"]
     order = sorted(range(len(wanted)), key=lambda index: -wanted[index])[:5]
     assert [each["index"] for each in results] == order
     for each in results:
         assert each["relevance_score"] == pytest.approx(wanted[each["index"]], abs=1e-5)
+    body["documents"] = [{"text": document, "id": 3} for document in documents]
+    again = httpx.post(ranking.url + "/rerank", json={**body, "return_documents": True}).json()
+    for one, other in zip(results, again["results"], strict=True):
+        assert other.pop("document") == {"text": documents[one["index"]]}
+        assert other == one
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"documents": []}, 400, "at least 1"),
+        ({"documents": "one"}, 400, "documents: "),
+        ({"documents": ["one", 5]}, 400, "documents.1: "),
+        ({"documents": [{"title": "one"}]}, 400, "text or to have text"),
+        ({"documents": ["one"] * 2049}, 400, "at most 2048"),
+        ({"documents": [TEXT]}, 400, "maximum context length is 128"),
+        ({"query": "tiny " * 200}, 400, "the query and a document have"),
+        ({"query": None}, 400, "query is missing"),
+        ({"top_n": 0}, 400, "top_n: "),
+        ({"max_chunks_per_doc": 2}, 400, "max_chunks_per_doc is not supported"),
+        ({"model": "other"}, 404, "does not exist"),
+    ],
+)
+def test_wrong_rerank_request_is_refused(
+    ranking: Running, changes: dict[str, Any], status: int, words: str
+) -> None:
+    body = {"model": "cross", "query": "tiny", "documents": ["one"], **changes}
+    answer = httpx.post(ranking.url + "/v1/rerank", json=body)
+    assert answer.status_code == status
+    assert words in answer.json()["error"]["message"]
 
 
 class Network(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,22 @@ def load_tokenizer(folder: Path) -> Any:
         raise ValueError(
             f"{folder} has no tokenizer that transformers can read: {type(error).__name__}: {line}"
         ) from error
+
+
+def chat_prompt(
+    tokenizer: Any, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None
+) -> str:
+    """Messages as the chat template writes them. Raises ValueError where it does not."""
+    try:
+        text: str = tokenizer.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # templates are programs, which may raise anything
+        name = type(error).__name__
+        line = getattr(error, "lineno", None)
+        at = name if line is None else f"{name} in line {line}"
+        raise ValueError(f"the chat template refuses the messages: {at}: {error}") from error
+    return text
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.bfloat16) -> nn.Module:

@@ -21,7 +21,7 @@ from ..files import save
 from ..llm.configured import checked_penalty
 from ..llm.generation import generate
 from ..llm.sampling import Sampler
-from .folder import is_quantized, load_tokenizer, read_config
+from .folder import chat_prompt, is_quantized, load_tokenizer, read_config
 from .model import PreparedModel
 from .options import (
     GROUP_SIZE,
@@ -341,8 +341,7 @@ def prompt_tokens(tokenizer: Any, text: str, chat: bool) -> Tensor:
     if chat:
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError("--chat: this model's tokenizer has no chat template; leave it out")
-        messages = [{"role": "user", "content": text}]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = chat_prompt(tokenizer, [{"role": "user", "content": text}])
     # A chat template writes the start token itself.
     found = tokenizer(text, add_special_tokens=not chat)["input_ids"]
     if not found:

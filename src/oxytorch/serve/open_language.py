@@ -54,6 +54,8 @@ def language_service(
     """The service of a language model. Raises ValueError or MemoryError for wrong limits."""
     decoder = decoder_of(model)
     context = _context(arguments.context, decoder.positions)
+    tokens = Tokenizer(tokenizer, context)
+    tokens.check_template()
     _check_memory(decoder, arguments.slots, context)
     rows: int | None = None
     lanes = lanes_of(model, arguments.slots, context)
@@ -79,7 +81,7 @@ def language_service(
     metrics.gauge("oxytorch_slots", "Slots for sequences.", lambda: engine.slots)
     new = min(arguments.max_new_tokens or context, context)
     limits = Limits(context, new, arguments.max_choices, arguments.timeout)
-    language = Language(model, decoder.vocabulary, Tokenizer(tokenizer, context), engine, limits)
+    language = Language(model, decoder.vocabulary, tokens, engine, limits)
     return Service(
         name,
         "language",

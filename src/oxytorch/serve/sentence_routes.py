@@ -127,4 +127,5 @@ def _document(given: str | dict[str, Any]) -> str:
 
 def _pairs(query: str, documents: list[str], model: TextModel) -> list[Encoded]:
     pairs = (model.tokenizer.encode_pair(query, document) for document in documents)
-    return [model.reader.check(pair, "documents") for pair in pairs]
+    what = "the query and a document have"
+    return [model.reader.check(pair, "documents", what) for pair in pairs]

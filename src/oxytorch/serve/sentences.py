@@ -151,16 +151,20 @@ class Reader:
         }
         return list(self.finish(self.model(**given), given["attention_mask"]))
 
-    def check(self, text: Encoded, name: str) -> Encoded:
-        """The text itself. Raises ApiError for one that is empty, too long or of other tokens."""
+    def check(self, text: Encoded, name: str, what: str = "a text has") -> Encoded:
+        """The text itself. Raises ApiError for one that is empty, too long or of other tokens.
+
+        name: of the field that it comes from.
+        what: has its tokens, for the message.
+        """
         ids = text["input_ids"]
         if not ids:
             raise ApiError(400, f"{name} has a text without tokens", param=name)
         if len(ids) > self.longest:
             raise ApiError(
                 400,
-                f"This model's maximum context length is {self.longest} tokens, and {name} has a "
-                f"text of {len(ids)}; shorten it",
+                f"This model's maximum context length is {self.longest} tokens, and {what} "
+                f"{len(ids)}; shorten {name}",
                 param=name,
                 code="context_length_exceeded",
             )

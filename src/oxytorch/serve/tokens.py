@@ -6,7 +6,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from ..llm_command.folder import chat_prompt
 from .errors import ApiError
+from .logs import log
 
 CHARACTERS = 64
 """A text of more characters for each token that the model reads is refused before it is turned into
@@ -64,17 +66,30 @@ class Tokenizer:
                 "server with a --tokenizer that has one",
                 param="messages",
             )
+        try:
+            text = chat_prompt(self.inner, messages, tools)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="messages") from error
+        return self.encode(text, "messages", special=False)
+
+    def check_template(self) -> None:
+        """Tries the chat template, where there is one, with a single message.
+
+        Raises ValueError for what is no template. Where it refuses the message, the log says so.
+        """
+        if not self.has_chat_template:
+            return
         import jinja2
 
         try:
-            text = self.inner.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=True
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise ApiError(
-                400, f"the model's chat template refuses these messages: {error}", param="messages"
-            ) from error
-        return self.encode(text, "messages", special=False)
+            chat_prompt(self.inner, [{"role": "user", "content": "Hello"}])
+        except ValueError as error:
+            if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
+                raise ValueError(
+                    f"{error}; mend or remove it (chat_template.jinja, or chat_template in "
+                    "tokenizer_config.json)"
+                ) from error
+            log.warning("a chat of one message fails", extra={"fields": {"error": str(error)}})
 
     def _check_length(self, text: str, field: str) -> None:
         if len(text) > CHARACTERS * self.longest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -39,7 +39,7 @@ async def body_of(request: Request, model: type[Model]) -> Model:
     try:
         return model.model_validate(found)
     except ValidationError as error:
-        raise _invalid(error) from error
+        raise _invalid(error, found) from error
 
 
 MOST_NESTED = 100
@@ -75,9 +75,9 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _invalid(error: ValidationError) -> ApiError:
+def _invalid(error: ValidationError, body: Any) -> ApiError:
     first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
+    place = _place(first["loc"], body, first["type"] == "missing")
     if first["type"] == "extra_forbidden":
         message = f"{place} is not supported by this server; leave it out"
     elif first["type"] == "missing":
@@ -87,6 +87,19 @@ def _invalid(error: ValidationError) -> ApiError:
         shown = given if len(given) <= 100 else given[:100] + "..."
         message = f"{place or 'the body'}: {first['msg']}, got {shown}"
     return ApiError(400, message, param=place or None)
+
+
+def _place(parts: Sequence[str | int], body: Any, is_missing: bool) -> str:
+    """Where in the body an error is, without the types that pydantic tried there."""
+    inner = []
+    for part in parts:
+        is_there = isinstance(body, dict) and part in body
+        if is_there or (isinstance(body, list) and isinstance(part, int)):
+            inner.append(str(part))
+            body = body[part]
+    if is_missing:
+        inner.append(str(parts[-1]))
+    return ".".join(inner)
 
 
 def check_name(given: str, name: str) -> None:

@@ -34,7 +34,7 @@ class ResultsFile:
         self._seconds = seconds
         self._search = search
         self._kept: dict[Placement, list[Trial]] = defaultdict(list)
-        self._exists = path.exists()
+        self._exists = path.exists() and not self._was_begun()
         if self._exists:
             self._read()
 
@@ -55,9 +55,18 @@ class ResultsFile:
         """Keep a trial, on disk before this returns."""
         self._kept[placement].append(trial)
         if not self._exists:
-            self._write({"format": FORMAT, "version": VERSION, "search": self._search}, "w")
+            self._write(self._head(), "w")
             self._exists = True
         self._write({"placement": placement.data(), "trial": trial.data()}, "a")
+
+    def _head(self) -> dict[str, Any]:
+        return {"format": FORMAT, "version": VERSION, "search": self._search}
+
+    def _was_begun(self) -> bool:
+        """Whether the file has only a part of its first line, as this search writes it."""
+        with self.path.open(encoding="utf-8", errors="replace") as file:
+            line = file.readline()
+        return not line.endswith("\n") and json.dumps(self._head()).startswith(line)
 
     def _write(self, data: dict[str, Any], mode: str) -> None:
         with self.path.open(mode, encoding="utf-8") as file:
