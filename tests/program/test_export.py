@@ -467,6 +467,27 @@ def test_operators_of_exported_graphs_are_joined_too(
     assert "batch_norm" not in text
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        lambda n: torch.arange(0, n, 3),
+        lambda n: torch.arange(2, n + 2),
+        lambda n: torch.arange(-3, n, 2, dtype=torch.int32),
+        lambda n: torch.arange(1 - n, n),
+        lambda n: torch.arange(n, 3 * n, 4),
+    ],
+)
+def test_integers_between_sizes_are_counted(numbers: Callable[[int], Tensor]) -> None:
+    class Counts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return numbers(x.shape[0])
+
+    program = oxytorch.optimize(_export(Counts(), torch.ones(5), sizes=({0: Dim.AUTO},)))
+    for count in (4, 5, 9, 64):
+        found, expected = program(torch.ones(count)), numbers(count)
+        assert torch.equal(found, expected) and found.dtype == expected.dtype
+
+
 def test_sizes_among_tensors_are_saved(tmp_path: Path) -> None:
     class Scaled(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

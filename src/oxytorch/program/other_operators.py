@@ -286,13 +286,31 @@ def _arange(capture: Capture, node: fx.Node, *given: Any) -> Value:
     dtype = node.meta["val"].dtype
     if not any(isinstance(each, fx.Node) for each in (start, end, step)):
         return _own(capture, torch.arange(start, end, step, dtype=dtype))
-    if (start, step) != (0, 1) or dtype.is_floating_point:
-        raise CaptureError("arange of sizes that does not begin with 0")
+    if dtype.is_floating_point or isinstance(step, fx.Node) or step < 1:
+        raise CaptureError("arange of sizes in floating point, or by a step that is not above 0")
+    begin, count = capture.size(start), capture.size(end)
+    if start != 0:
+        count = capture.emit("-", [count, begin], Value(is_size=True))
+    if step != 1:
+        more = capture.emit("+", [count, str(step - 1)], Value(is_size=True))
+        count = capture.emit("/", [more, str(step)], Value(is_size=True))
     # -1, -2, ... with all bits turned is 0, 1, ...
     one = capture.constant(torch.tensor(-1, dtype=dtype))
-    ones = capture.emit("aten::expand", [one, [capture.size(end)], "false"], Value())
+    ones = capture.emit("aten::expand", [one, [count], "false"], Value())
     sums = capture.emit("aten::cumsum", [ones, "0", Some(name_of_dtype(dtype))], Value())
-    return capture.emit("aten::bitwise_not", [sums], Value())
+    found = capture.emit("aten::bitwise_not", [sums], Value())
+    if step != 1:
+        found = _times(capture, found, dtype, step, dtype)
+    if isinstance(start, fx.Node):
+        negative = capture.emit("*", [begin, "-1"], Value(is_size=True))
+        for size, sign in ((begin, 1), (negative, -1)):  # a tensor's size is never below 0
+            own = capture.emit(">", [size, "0"], Value(is_size=True))
+            part = _times(capture, capture.size_as_tensor(own), torch.int64, sign, torch.int64)
+            found = _sum_of_integers(capture, found, part, dtype)
+    elif start != 0:
+        first = capture.constant(torch.tensor(start, dtype=dtype))
+        found = _sum_of_integers(capture, found, first, dtype)
+    return found
 
 
 _CODES = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
