@@ -35,6 +35,8 @@ from .quantized_weights import (
 )
 
 DEQUANTIZE = "oxytorch::dequantize_per_tensor"
+NO_INPUT = "its input is empty"
+"""Why a layer cannot multiply bytes in some calls."""
 
 
 def layers_of(editor: Editor, names: Mapping[Value, str]) -> dict[Step, str]:
@@ -79,8 +81,10 @@ def why_not(editor: Editor, step: Step) -> str:
         return "shapes of its input and weight are not known"
     if weight.meta.dtype not in FLOATING or x.meta.dtype not in FLOATING:
         return f"it is of {x.meta.dtype}"
-    if 0 in weight.meta.shape or 0 in x.meta.shape or not x.meta.dim():
-        return "its input or weight is empty"
+    if 0 in x.meta.shape:
+        return NO_INPUT
+    if 0 in weight.meta.shape or not x.meta.dim():
+        return "its weight is empty, or its input has no dimension"
     if weight.meta[0].numel() > MOST_PRODUCTS:
         return f"it sums more than {MOST_PRODUCTS} products"
     if step.target == LINEAR:

@@ -31,12 +31,13 @@ from ...rewriting.refusals import check_data, check_evaluation, check_module, ch
 from ..weight_only import Progress, shown
 from .prepare import (
     OTHERWISE,
+    Calibration,
     Int8StaticActivationInt8Weight,
     Observations,
     calibration_of,
     prepared,
 )
-from .recipe import Recipe
+from .recipe import ALIKE, Recipe
 from .runs import names_of
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -144,6 +145,7 @@ def convert(
     assert calibration is not None
     if recipe is None:
         recipe = calibration.recipe()
+        _warn_of_constants(recipe)
     _check_names(calibration, recipe)
     if example_inputs is None:
         example_inputs = calibration.example_inputs
@@ -230,8 +232,20 @@ def _report(context: OptimizeContext, recipe: Recipe) -> None:
             context.log.skipped("smooth", ", ".join(group.layers), group.why)
 
 
+def _warn_of_constants(recipe: Recipe) -> None:
+    """Warn of layers that calibration saw one value of: of dummy data, most likely."""
+    names = [name for name, own in recipe.layers.items() if own.note == ALIKE]
+    if names:
+        warnings.warn(
+            f"convert: {ALIKE}, so it stays in floating point: {', '.join(map(repr, names[:5]))}"
+            f"{' ...' if len(names) > 5 else ''}; calibrate with typical inputs",
+            stacklevel=5,  # beyond the decorators of `convert`
+        )
+
+
 def _check_names(calibration: Observations, recipe: Recipe) -> None:
-    """Raise ValueError where a recipe names what the model does not compute."""
+    """Raise ValueError where a recipe names what the model does not compute, or lacks what it does
+    compute."""
     kind, layers = type(calibration.module).__name__, calibration.layers
     for name, own in recipe.layers.items():
         if name not in layers:
@@ -245,6 +259,14 @@ def _check_names(calibration: Observations, recipe: Recipe) -> None:
                 f'convert: expected "float" for layer {name!r} in the recipe, because '
                 f"{layers[name]}, got {own.compute!r}"
             )
+    missing = [name for name in layers if name not in recipe.layers]
+    if missing:
+        raise ValueError(
+            f"convert: expected a recipe with all layers of this model, a {kind}, got one for a "
+            f"{recipe.model} without {', '.join(map(repr, missing[:5]))}"
+            f"{' ...' if len(missing) > 5 else ''}; to leave a layer in floating point, give it "
+            '"compute": "float" there'
+        )
     for group in recipe.smoothing:
         why = calibration.why_not_smoothed(group)
         if group.factors and why:
@@ -276,7 +298,7 @@ def quantize(
         calls, of all (0 where that is not known), and "".
 
     This is `prepare`, a call for each input, and `convert`. It raises what these raise, and
-    ValueError if calibration_data is empty.
+    ValueError if calibration_data is empty, or tells no layer's range.
     """
     check_data("quantize", "calibration_data", calibration_data)
     show, count = shown(progress), 0
@@ -298,5 +320,13 @@ def quantize(
         count += 1
     if watching is None:
         raise ValueError("quantize: expected calibration_data with at least one input, got none")
+    calibration = calibration_of(watching)
+    assert isinstance(calibration, Calibration)
+    why = calibration.why_nothing()
+    if why:
+        raise ValueError(
+            f"quantize: expected calibration_data of typical inputs, got a model {why}; pass 32 to "
+            "500 typical inputs"
+        )
     show(count, count, "")
     return convert(watching, dtype=dtype)

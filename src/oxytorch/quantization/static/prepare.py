@@ -15,13 +15,14 @@ from ...graph.forward import AroundForward
 from ...optimize.sample import SampleInput
 from ...program.inputs import ForeignError
 from ...program.observed import INPUT, OUTPUT, ObservedProgram
+from ...program.passes.quantized import NO_INPUT
 from ...program.passes.quantized_layers import Numbers, Smoothing
 from ...rewriting.changes import AttributeSet
 from ...rewriting.copies import copied
 from ...rewriting.predecessor import PREPARE, leads_on
 from ...rewriting.refusals import check_evaluation, check_finite, check_module, check_not_optimized
 from .observers import OBSERVERS, Observer, numbers_of
-from .recipe import UNSEEN, LayerRecipe, Recipe
+from .recipe import ALIKE, UNSEEN, LayerRecipe, Recipe
 from .runs import Runs, names_of
 from .smoothing import Call, Smoother
 
@@ -154,7 +155,8 @@ class Observations:
     layers: dict[str, str]
 
     def recipe(self) -> Recipe:
-        """How the layers are computed by what was seen so far. Raises ValueError before a call."""
+        """How the layers are computed by what was seen so far. Raises ValueError where that says
+        nothing of any layer."""
         raise NotImplementedError
 
     def leave(self) -> None:
@@ -263,23 +265,41 @@ class Calibration(AroundForward, Observations):
             self._smoothers[group.layers].see(found[group.layers[0] + INPUT])
 
     def recipe(self) -> Recipe:
-        """How the layers are computed by what was seen so far. Raises ValueError before a call."""
-        if not self.calls:
+        why = self.why_nothing()
+        if why:
             raise ValueError(
-                "convert: expected a prepared model that was called on data, got one that saw "
-                "none; call it on typical inputs first"
+                f"convert: expected a prepared model that was called on typical data, got one {why}"
+                "; call it on typical inputs first"
             )
-        layers = {}
-        for name, why in self.layers.items():
-            input, output = (self._numbers(name + end) for end in (INPUT, OUTPUT))
-            compute = "dynamic" if name in self.by_rows else "static"
-            is_unseen = not why and compute == "static" and input is None
-            if why or is_unseen:
-                compute = "float"
-            note = UNSEEN if is_unseen else ""
-            layers[name] = LayerRecipe(compute, input, output, why, note)
+        layers = {name: self._layer(name, why) for name, why in self.layers.items()}
         kind, only_faster = type(self.module).__name__, self.config.only_faster
         return Recipe(kind, layers, self._smoothing(), only_faster)
+
+    def why_nothing(self) -> str:
+        """Why nothing is known of any layer that needs a range; empty if something is, or none
+        does."""
+        if not self.calls:
+            return "that saw none"
+        may = [name for name, why in self.layers.items() if why in ("", NO_INPUT)]
+        notes = {self._layer(name, "").note for name in may if name not in self.by_rows}
+        if not notes or "" in notes:
+            return ""
+        if notes == {UNSEEN}:
+            return f"whose layers saw no value in {self.calls} calls, as of empty inputs"
+        return f"whose layers saw one value alone in {self.calls} calls, as of zeros"
+
+    def _layer(self, name: str, why: str) -> LayerRecipe:
+        """How a layer is computed. why: the reason why it is floating, if it has to be."""
+        input, output = (self._numbers(name + end) for end in (INPUT, OUTPUT))
+        if why:
+            return LayerRecipe("float", input, output, why)
+        if name in self.by_rows:
+            return LayerRecipe("dynamic", input, output)
+        if input is None:
+            seen = self._observers.get(name + INPUT)
+            note = ALIKE if seen is not None and seen.count else UNSEEN
+            return LayerRecipe("float", input, output, note=note)
+        return LayerRecipe("static", input, output)
 
     def _numbers(self, name: str) -> Numbers | None:
         own = self._range(name)
@@ -292,9 +312,9 @@ class Calibration(AroundForward, Observations):
         return numbers_of(*own, self.config.symmetric)
 
     def _range(self, name: str) -> tuple[float, float] | None:
-        """The range of a value, with zero; None where calibration saw none."""
+        """The range of a value, with zero; None where calibration saw none, or one number."""
         observer = self._observers.get(name)
-        if observer is None or not observer.count:
+        if observer is None or not observer.count or observer.least == observer.most:
             return None
         least, most = observer.range()
         return min(least, 0.0), max(most, 0.0)

@@ -20,6 +20,7 @@ COMPUTE = {
 }
 """How a layer is computed."""
 UNSEEN = "calibration saw no input of it"
+ALIKE = "calibration saw one value alone in all inputs of it"
 """Why a layer that could multiply bytes does not."""
 
 
