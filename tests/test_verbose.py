@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import io
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
@@ -18,6 +21,7 @@ from oxytorch import isa, ops
 from oxytorch.program.backend import compile_graph
 from oxytorch.program.program import Program
 from oxytorch.verbose import Log, Row, _row
+from tiny import tiny_llama
 
 pytestmark = NEEDS_LIBRARY
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
@@ -181,3 +185,47 @@ def test_profiler_names_our_ops() -> None:
     with torch.no_grad():
         compiled(x)
     assert "oxytorch::layer_norm" in _profiled(lambda: compiled(x))
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.LayerNorm(512)).eval()
+
+
+def _saved(model: nn.Module, x: Tensor, path: Path) -> Any:
+    oxytorch.save(model, path, sample_input=x)
+    return oxytorch.load(path)
+
+
+def _generating(model: Any) -> Callable[[Tensor], Any]:
+    return lambda x: oxytorch.llm.generate(model, torch.arange(5)[None], max_new_tokens=8)
+
+
+WAYS: dict[str, Callable[[Tensor, Path], Callable[[Tensor], Any]]] = {
+    "layers": lambda x, _: oxytorch.optimize(_model()),
+    "regions": lambda x, _: oxytorch.optimize(_model(), sample_input=x, passes=["fuse", "pack"]),
+    "program": lambda x, _: oxytorch.optimize(_model(), sample_input=x, passes=["program"]),
+    "export": lambda x, _: oxytorch.optimize(torch.export.export(_model(), (x,))),
+    "file": lambda x, path: _saved(_model(), x, path / "model.oxy"),
+    "compiled": lambda x, _: torch.compile(_model(), backend=compile_graph),
+    "TorchScript": lambda x, _: oxytorch.optimize(torch.jit.trace(_model(), x), sample_input=x),
+    "integers": lambda x, _: oxytorch.quantize(_model(), [x]),
+    "language model": lambda x, _: _generating(oxytorch.llm.optimize(tiny_llama())),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("way", WAYS)
+def test_our_ops_are_named_in_each_way(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the profiler, and in the table of `verbose`, on any call."""
+    monkeypatch.setattr("oxytorch.rewriting.measure.TIMED", False)
+    x = torch.randn(16, 256)
+    with torch.no_grad():
+        run = WAYS[way](x, tmp_path)
+        for _ in range(2):
+            run(x)
+    names = {name.partition(".")[0] for name in _profiled(lambda: run(x))}
+    noted, _ = _noted(lambda: run(x))
+    ours = {f"oxytorch::{row.op}" for row in noted if row.source == "oxytorch"}
+    assert ours and ours <= names

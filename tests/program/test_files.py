@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,13 @@ from oxytorch.program.check import check
 from oxytorch.program.passes import convolution, own_convolutions
 from oxytorch.quantization import CheckpointError
 from scripts import of_two_processes
+from threads import errors_in_threads
 from tiny import Formula
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+_ROWS = torch.randn(3, 256)
 
 
 class Model(nn.Module):
@@ -104,7 +109,8 @@ def test_a_file_holds_every_activation_behind_a_layer(
     packing_pays(False)  # then the layer stays as it is, and the activation is computed in place
     operator = getattr(torch.ops.aten, name.removesuffix("_"))
     model = nn.Sequential(nn.Linear(256, 512), Formula(operator), nn.Linear(512, 8)).eval()
-    x = torch.randn(3, 256)
+    dtype = torch.float64 if name == "mish_" else torch.float32  # in which it is torch's
+    model, x = model.to(dtype), torch.randn(3, 256, dtype=dtype)
     program = oxytorch.optimize(torch.export.export(model, (x,)))
     assert f"aten::{name} " in str(program.program)
     oxytorch.save(program, tmp_path / "model.oxy")
@@ -465,6 +471,48 @@ def test_a_module_is_saved_for_other_sizes(tmp_path: Path) -> None:
             by_place(torch.randn(2, 255))
     with pytest.raises(TypeError, match="save: expected no dynamic_shapes without sample_input"):
         oxytorch.save(by_place, tmp_path / path, dynamic_shapes=(sizes,))
+
+
+@pytest.mark.parametrize("way", ["stock", "packed", "program"])
+@pytest.mark.parametrize("looks", ["save", "explain"])
+def test_other_threads_call_a_model_while_it_is_exported(
+    way: str, looks: str, tmp_path: Path
+) -> None:
+    stock, x = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256)).eval(), _ROWS
+    options = {"packed": {}, "program": {"sample_input": x, "graph": True}}
+    model = stock if way == "stock" else oxytorch.optimize(stock, **options[way])
+    weights = [*model.parameters()]
+    with torch.no_grad():
+        expected = stock(x)
+    is_over = threading.Event()
+
+    def run(caller: int) -> None:
+        with torch.no_grad():
+            if caller:
+                while not is_over.is_set():
+                    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+                return
+            try:
+                for _ in range(5):
+                    if looks == "save":
+                        oxytorch.save(model, tmp_path / "m.oxy", sample_input=x)
+                    else:
+                        oxytorch.graph.explain(model, x)
+            finally:
+                is_over.set()
+
+    assert not errors_in_threads(run, range(3))
+    assert all(a is b for a, b in zip(model.parameters(), weights, strict=True))
+    if looks == "save":
+        found = oxytorch.load(tmp_path / "m.oxy")(x)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_without_a_deep_copy_is_saved(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(256, 8)).eval()
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    oxytorch.save(model, tmp_path / "m.oxy", sample_input=_ROWS)
+    torch.testing.assert_close(oxytorch.load(tmp_path / "m.oxy")(_ROWS), model(_ROWS))
 
 
 def test_only_programs_are_saved(tmp_path: Path) -> None:

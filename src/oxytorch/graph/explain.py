@@ -18,6 +18,7 @@ from ..program.passes.editor import Note
 from ..program.plan import ArenaPlan, hint
 from ..program.program import Step, Steps, Value
 from ..rewriting.changes import log_of
+from ..rewriting.copies import same_weights
 from . import drawing
 
 
@@ -72,7 +73,7 @@ def _exported(
 ) -> ExportedProgram:
     try:
         with torch.no_grad():
-            return torch.export.export(model, args, kwargs)
+            return torch.export.export(same_weights(model), args, kwargs)
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
         raise ValueError(

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..core.described_file import DescribedFile, Tensors, write_described
 from ..core.tensor_file import DTYPES
+from ..rewriting.copies import same_weights
 from ..rewriting.refusals import check_evaluation
 from . import conditions
 from .check import Counts, check
@@ -139,7 +140,8 @@ def _exported(model: nn.Module, sample_input: Any, dynamic_shapes: Any) -> Progr
         args = sample_input
     layers = getattr(model.__dict__.get("forward"), "layers", None)  # of a `Replay`
     with torch.no_grad():
-        exported = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+        copy = same_weights(model)
+        exported = torch.export.export(copy, args, kwargs, dynamic_shapes=dynamic_shapes)
         return from_exported(exported, storable=True, layers=layers)
 
 

@@ -48,6 +48,22 @@ def copied(model: _Model, caller: str = "optimize") -> _Model:
         ) from error
 
 
+def same_weights(model: _Model) -> _Model:
+    """Copy the modules of a model; the copies hold the very parameters and buffers.
+
+    What replaces these while it looks at the copy, as `torch.export` does, is not seen by others
+    who call the model. Returns the model itself if it has no deep copy.
+    """
+    kept = [*model.parameters(), *model.buffers()]
+    values = (value for module in model.modules() for value in module.__dict__.values())
+    kept += [value for value in values if isinstance(value, torch.Tensor)]
+    try:
+        return copy.deepcopy(model, {id(tensor): tensor for tensor in kept})
+    except Exception as error:
+        pass_on_interruption(error)
+        return model
+
+
 class Separation:
     """Gives a copy memory of its own where it still shares the original's.
 
