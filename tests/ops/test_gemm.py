@@ -93,6 +93,51 @@ def test_many_rows_agree_with_the_reference_at_every_level(index: int, dtype: to
         testing.assert_close(result, exact, plain, f"{op.name} at {level}")
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("format", "group_size", "symmetric"),
+    [("int4", 32, False), ("int4", 128, True), ("int4", None, False), ("int8", 256, False),
+     ("int8", None, True)],
+)  # fmt: skip
+def test_up_to_32_rows_times_codes_have_the_sums_that_each_has_alone(
+    format: str, group_size: int | None, symmetric: bool, level: str
+) -> None:
+    torch.manual_seed(0)
+    bias, other = torch.randn(400).bfloat16(), torch.randn(32, 400).bfloat16()
+    with isa.use(level):
+        if not isa.has("int8_dot"):
+            pytest.skip("sums are of float32")
+        for width in (96 if group_size == 32 else 256, 2048):
+            weight = _weight(400, width, format, group_size, symmetric)
+            x = torch.randn(32, width).bfloat16()
+            alone = [
+                linear(x[row : row + 1], weight, bias, epilogue="add", other=other[row : row + 1])
+                for row in range(32)
+            ]
+            for rows in (9, 16, 23, 32):
+                found = linear(x[:rows], weight, bias, epilogue="add", other=other[:rows])
+                assert torch.equal(found, torch.cat(alone[:rows])), (width, rows)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("format", ["int4", "int8"])
+def test_experts_give_tokens_what_each_gets_alone(format: str, level: str) -> None:
+    torch.manual_seed(0)
+    pairs = [[_weight(64, 96, format, 32, False) for _ in "gu"] for _ in range(4)]
+    gate_up = [PanelWeight.gated(*pair) for pair in pairs]
+    down = [_weight(96, 64, format, 32, False) for _ in range(4)]
+    x = torch.randn(32, 96).bfloat16()
+    weights, indices = torch.randn(32, 4).softmax(-1).topk(2)
+    with isa.use(level):
+        if not isa.has("int8_dot"):
+            pytest.skip("sums are of float32")
+        found = routed_mlp(x, weights, indices, gate_up, down)
+        for row in range(0, 32, 3):
+            mine = slice(row, row + 1)
+            alone = routed_mlp(x[mine], weights[mine], indices[mine], gate_up, down)
+            assert torch.equal(found[mine], alone), row
+
+
 def _where_rows_lie(x: Tensor) -> dict[str, Tensor]:
     rows, width = x.shape
     wide = torch.full((rows, 3 * width), torch.nan, dtype=x.dtype)

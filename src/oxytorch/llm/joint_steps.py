@@ -9,12 +9,16 @@ from torch import Tensor
 
 from .. import isa
 from ..ops.panels import PanelWeight
+from ..ops.panels.formats import FORMATS
 from .cache import CacheSlots
 from .generation import MOST_GUESSES
 from .layer import Product, RoutedMlp
 from .record import FusedModel
 
 _ALL_ROWS = 1 << 20
+
+MOST_DIGIT_ROWS = 32
+"""The most rows of bfloat16 that are multiplied with codes as integers of 15 bits."""
 
 _BLOCK = 128
 """Inputs whose products are summed as integers, however many rows there are."""
@@ -49,18 +53,26 @@ def joint_step(
 
 
 def most_alike_rows(model: FusedModel) -> int:
-    """The most rows of a product that have the sums that each has alone.
+    """The most rows of a product that have the sums that each has alone, or any number of rows if
+    not even two have.
 
-    Products of codes with rounded activations sum integers, in the same blocks for any number of
-    rows; others do so for few rows, in AMX not those of plain bfloat16.
+    Products of integers of 8 bits are summed in the same blocks for any number of rows, those of 15
+    bits for up to MOST_DIGIT_ROWS. Others have the sums of one row for few rows, where they do.
     """
     weights = [*_weights(model)]
-    blocks = all(isinstance(each, PanelWeight) and _sums_integers(each) for each in weights)
-    return _ALL_ROWS if blocks and isa.active() != "generic" else MOST_GUESSES + 1
+    most = min(_known_rows(each) if isinstance(each, PanelWeight) else 1 for each in weights)
+    return most if most > 1 else _ALL_ROWS
 
 
-def _sums_integers(weight: PanelWeight) -> bool:
-    return weight.activation_dtype == "int8" and (weight.group_size or 0) <= _BLOCK
+def _known_rows(weight: PanelWeight) -> int:
+    has_codes = FORMATS[weight.format].middle is not None and isa.active() != "generic"
+    if has_codes and weight.activation_dtype == "int8" and (weight.group_size or 0) <= _BLOCK:
+        return _ALL_ROWS
+    if weight.dtype != torch.bfloat16:
+        return 1
+    if has_codes and weight.activation_dtype is None and isa.has("int8_dot"):
+        return MOST_DIGIT_ROWS
+    return MOST_GUESSES + 1 if has_codes or isa.has("fast_bf16_dot") else 1
 
 
 def _weights(model: FusedModel) -> Iterator[Tensor | None]:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from ..llm.cache import KVCache
 from ..llm.decoder import Decoder, FusedDecoder, Run, decoder_of
-from ..llm.joint_steps import can_join, joint_step, most_alike_rows
+from ..llm.joint_steps import MOST_DIGIT_ROWS, can_join, joint_step, most_alike_rows
 from ..llm.language_model import LanguageModel
 from ..llm.record import FusedModel
 from ..llm.single_steps import SingleSteps
 
-LEAST_READ = 32
+LEAST_READ = MOST_DIGIT_ROWS + 1
 """Tokens of a prompt that are read in one piece at least, where it has as many: products of few
 rows may round in another way than those of many."""
 

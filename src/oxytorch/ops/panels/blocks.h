@@ -8,6 +8,8 @@ namespace oxytorch::OXY_LEVEL {
 
 // Rows and panels of a product's tile, as many as registers allow.
 inline constexpr int kTileRows = kVectorBytes == 16 ? 3 : 6;
+template <class Dot>
+inline constexpr int kBlockRows = kTileRows / kDigits<Dot>;
 inline constexpr int kTilePanels = OXY_HAS_VECTORS_512 ? 4 : 1;
 inline constexpr std::int64_t kItemOutputs = kItemPanels * kPanelOutputs;
 
@@ -31,6 +33,7 @@ struct StoredLines {
 struct Tile {
   const std::uint8_t* rows;
   std::int64_t row_bytes;      // between rows
+  std::int64_t digit_bytes;    // between the digits of a row
   const std::int32_t* starts;  // where each row begins, in bytes from `rows` on; null: as above
   // Where runs of `run_units` of a row begin, in bytes, `units` in all; null: they follow each
   // other. Not for tiles of AMX.
@@ -42,6 +45,7 @@ struct Tile {
   std::int64_t panel_bytes;  // between panels
   std::int64_t units;        // along in_features
   const std::int32_t* row_sums;
+  const float* row_scales;          // of sums of integers; null: 1
   const std::int32_t* zero_points;  // of 16 outputs of each panel; null: all are `middle`
   std::int32_t middle;
   const float* scales;  // likewise; null: 1
@@ -62,23 +66,38 @@ OXY_INLINE i32v minus_zero_points(const Tile& tile, std::int64_t row, int first)
   return i32v{} - zero_points * (i32v{} + tile.row_sums[row]);
 }
 
+// The sum of a row's products from those of its digits.
+OXY_INLINE i32v sum_of_digits(i32v high, i32v low) { return (high << 7) + low; }
+
+// A row's sums of a block and some outputs, with its scale.
+template <class V>
+OXY_INLINE f32v scaled_sum(const Tile& tile, std::int64_t row, V sum) {
+  const f32v value = __builtin_convertvector(sum, f32v);
+  if constexpr (__is_same(V, i32v)) {
+    if (tile.row_scales) return value * tile.row_scales[row];
+  }
+  return value;
+}
+
 // The loops over rows and vectors are unrolled early, so that sums stay in registers throughout.
+// Sums of a second digit follow those of all first ones.
 template <class Dot, int rows, int panels>
 __attribute__((noinline)) static void multiply_tile(const Tile& given) {
   constexpr int kVectors = panels * kParts;
   // A copy, because what is stored below could otherwise be the tile.
   const Tile tile = given;
   using Sum = typename Dot::Sum;
-  Sum sums[rows][kVectors];
+  constexpr int kRows = rows * kDigits<Dot>;
+  Sum sums[kRows][kVectors];
   // Not in float32: a sum over all of in_features would err more than PyTorch's.
   const bool stay = !Dot::kIsInteger && Dot::kDepth == 2 && !tile.scales;
   const bool continues = stay && !tile.begins;
 #pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r) {
+  for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       if constexpr (kKeepsZeroPoint<Dot>) {
-        sums[r][v] = minus_zero_points(tile, r, v * kLanes);
+        sums[r][v] = r < rows ? minus_zero_points(tile, r, v * kLanes) : i32v{};
       } else if constexpr (Dot::kIsInteger) {
         sums[r][v] = i32v{};
       } else {
@@ -86,10 +105,11 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
       }
     }
   }
-  const std::uint8_t* x[rows];
+  const std::uint8_t* x[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
     x[r] = tile.rows + (tile.starts ? tile.starts[r] : r * tile.row_bytes);
+    if constexpr (kDigits<Dot> == 2) x[rows + r] = x[r] + tile.digit_bytes;
   }
   const std::uint8_t* panel = tile.panels;
   const std::int64_t ahead = tile.ahead - panel;
@@ -108,7 +128,7 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
         weights[v] = load_as<Sum>(panel + v / kParts * tile.panel_bytes + v % kParts * sizeof(Sum));
       }
 #pragma GCC unroll 8
-      for (int r = 0; r < rows; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         const auto unit = load_as<typename Dot::Unit>(x[r] + at);
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
@@ -128,14 +148,19 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
       float* to = tile.sums + r * kItemOutputs + v * kLanes;
-      const f32v sum = __builtin_convertvector(sums[r][v], f32v);
-      const f32v scaled = stay ? sum : sum * scale;
-      store(to, stay || tile.begins ? scaled : load(to) + scaled);
+      Sum whole = sums[r][v];
+      if constexpr (kDigits<Dot> == 2) whole = sum_of_digits(sums[rows + r][v], whole);
+      const f32v sum = scaled_sum(tile, r, whole);
+      if (stay) {
+        store(to, sum);
+      } else {
+        store(to, add_product(tile.begins ? f32v{} : load(to), sum, scale));
+      }
     }
   }
 }
 
-template <class Dot, int panels, int rows = kTileRows>
+template <class Dot, int panels, int rows = kBlockRows<Dot>>
 OXY_INLINE void multiply_rest(const Tile& tile, std::int64_t left) {
   if constexpr (rows > 0) {
     if (left == rows) return multiply_tile<Dot, rows, panels>(tile);
@@ -159,21 +184,22 @@ struct BlockFinish {
 
 template <class Dot, int panels, class Finish>
 static void multiply_rows(Tile tile, std::int64_t rows, const Finish& finish) {
-  const std::uint8_t* ahead = rows > (panels - 1) * kTileRows ? tile.ahead : nullptr;
-  const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  constexpr int kRows = kBlockRows<Dot>;
+  const std::uint8_t* ahead = rows > (panels - 1) * kRows ? tile.ahead : nullptr;
+  const std::int64_t tiles = (rows + kRows - 1) / kRows;
   const std::int64_t asked = tile.stored.panels ? (panels * tile.stored.lines - 1) / tiles + 1 : 0;
   int panel = 0;
   for (std::int64_t first = 0, taken = 0; first < rows; first += taken) {
     const std::int64_t left = rows - first;
     // A tile of few rows waits for its own sums, so the last ones are of about one size.
-    taken = left >= 2 * kTileRows ? kTileRows : left > kTileRows ? (left + 1) / 2 : left;
+    taken = left >= 2 * kRows ? kRows : left > kRows ? (left + 1) / 2 : left;
     // The first few tiles ask for a panel each, line by line.
     const bool asks = ahead && panel < panels;
     tile.ahead = asks ? ahead + panel++ * tile.panel_bytes : tile.panels;
     tile.stored.ask(asked);
     if (tile.ends) finish.ask(first, taken);
-    if (taken == kTileRows) {
-      multiply_tile<Dot, kTileRows, panels>(tile);
+    if (taken == kRows) {
+      multiply_tile<Dot, kRows, panels>(tile);
     } else {
       multiply_rest<Dot, panels>(tile, taken);
     }
@@ -185,6 +211,7 @@ static void multiply_rows(Tile tile, std::int64_t rows, const Finish& finish) {
       tile.rows += taken * tile.row_bytes;
     }
     if (tile.row_sums) tile.row_sums += taken;
+    if (tile.row_scales) tile.row_scales += taken;
     if (!tile.begins || !tile.ends) tile.sums += taken * kItemOutputs;
   }
 }

@@ -156,7 +156,9 @@ struct RowBuffers {
 // in_features of a block. Bytes of x times codes of 4 bits have a sum of x for each block that is
 // unpacked at once.
 std::int64_t block_of(RowType type, const PanelsArgs& weight, std::int64_t in_features) {
-  if (weight.groups > 1) return in_features / weight.groups;
+  const std::int64_t group = weight.groups > 1 ? in_features / weight.groups : kLongPanelBlock;
+  if (type == RowType::digits) return std::min(group, kDigitBlock);
+  if (weight.groups > 1) return group;
   const bool sums_pieces = type == RowType::int8 && weight.codec == PanelCodec::nibbles;
   return sums_pieces ? kPanelBlock : kLongPanelBlock;
 }
@@ -175,16 +177,17 @@ PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, RowType 
   // Tiles of AMX read whole ones.
   const std::int64_t room = rows + kTileHeight;
   // A level without bfloat16 takes float32.
-  const std::int64_t element = type == RowType::int8 ? 2 : 4;
-  buffers.values = scratch(blocks * block * room * element);
-  if (type == RowType::int8) {
-    buffers.scales = scratch(rows * 4);
+  const bool has_digits = type == RowType::digits, whole = type == RowType::int8 || has_digits;
+  buffers.values = scratch(blocks * block * room * (whole ? 2 : 4));
+  if (whole) {
+    buffers.scales = scratch((has_digits ? blocks : 1) * room * 4);
     buffers.sums = scratch(blocks * room * 4);
   }
-  const bool whole = type == RowType::int8;
+  auto* scales = whole ? static_cast<float*>(buffers.scales.mutable_data()) : nullptr;
   return {
       .values = static_cast<std::uint8_t*>(buffers.values.mutable_data()),
-      .scales = whole ? static_cast<float*>(buffers.scales.mutable_data()) : nullptr,
+      .scales = has_digits ? nullptr : scales,
+      .block_scales = has_digits ? scales : nullptr,
       .sums = whole ? static_cast<std::int32_t*>(buffers.sums.mutable_data()) : nullptr,
       .rows = room,
       .first = 0,
@@ -192,6 +195,7 @@ PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, RowType 
       .blocks = blocks,
       .in_features = in_features,
       .depth = depth,
+      .digit_bytes = blocks * block * room,
       .type = type,
       .in_tiles = in_tiles,
       .row_bytes = in_tiles ? block * 2 : 0,
@@ -204,6 +208,7 @@ PreparedRows unprepared(const Rows& x, bool in_tiles) {
   return {
       .values = static_cast<std::uint8_t*>(const_cast<void*>(x.data)),
       .scales = nullptr,
+      .block_scales = nullptr,
       .sums = nullptr,
       .rows = x.count,
       .first = 0,
@@ -211,6 +216,7 @@ PreparedRows unprepared(const Rows& x, bool in_tiles) {
       .blocks = 1,
       .in_features = x.width,
       .depth = x.width,
+      .digit_bytes = 0,
       .type = RowType::bfloat16,
       .in_tiles = in_tiles,
       .row_bytes = x.stride * 2,
@@ -341,7 +347,7 @@ struct Staging {
         dtype(type),
         rounds_to_int8(rounds),
         depth(round_up(rows.width, kPanelDepth)),
-        blocks(groups + divide_up(depth, kStagedBlock)),
+        blocks(groups + divide_up(depth, kDigitBlock)),
         values(staging_memory(rows.count * (depth * 4 + blocks * 8))),
         scales(values + rows.count * depth * 4),
         sums(scales + rows.count * blocks * 4) {}
@@ -424,7 +430,11 @@ void multiply_rows(const Rows& x, const std::vector<std::int64_t>* order, DType 
   std::int64_t most_rows = 0;
   for (const RowsProduct& product : products) most_rows = std::max(most_rows, product.row_count);
   const PanelsArgs& weight = products[0].weight;
-  const RowType type = row_type(x_dtype, rounds_to_int8, weight.codec);
+  const bool has_digits = !rounds_to_int8 && x_dtype == DType::bfloat16 &&
+                          is_integer(weight.codec) && level_has(Capability::int8_dot) &&
+                          most_rows <= kMostDigitRows;
+  const RowType type =
+      has_digits ? RowType::digits : row_type(x_dtype, rounds_to_int8, weight.codec);
   const bool is_float = x_dtype == DType::float32 && weight.codec == PanelCodec::fp32;
   if (is_float && products.size() == 1 && !order) return run_float_gemm(x, products[0]);
   if (most_rows > most_gemv_rows(weight.codec, type)) {

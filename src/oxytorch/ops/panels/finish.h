@@ -13,9 +13,10 @@ namespace oxytorch::OXY_LEVEL {
 template <class Count>
 OXY_INLINE f32v scaled(const PanelsArgs& weight, const PanelResultArgs& result, const float* sums,
                        float row_scale, std::int64_t channel, std::int64_t output, Count count) {
-  f32v v = load(sums) * row_scale;
-  if (weight.channel_scales) v *= load(weight.channel_scales + channel);
-  return add_from(v, result.bias, result.bias_dtype, output, count);
+  const f32v v = load(sums) * row_scale;
+  const f32v bias = add_from(splat(-0.0f), result.bias, result.bias_dtype, output, count);
+  if (!weight.channel_scales) return v + bias;
+  return add_product(bias, v, load(weight.channel_scales + channel));
 }
 
 // Stores outputs `output` and on of row `row`; `up`: the sums that a gated epilogue multiplies
@@ -106,7 +107,7 @@ static void finish_rows(const GemmProduct& product, const SumsBlock& block,
     f32v v = load(sums + row * kItemOutputs + at);
     if constexpr (has_scales) {
       if (row_scales) v *= row_scales[row];
-      v *= load(scales + at);
+      return add_product(load(biases + at), v, load(scales + at));
     }
     return v + load(biases + at);
   };

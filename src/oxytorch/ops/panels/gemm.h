@@ -126,14 +126,15 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
   const ChunkFinish finish{product, outputs, first_row, first_panel};
   prepare_blocks<Dot>(step);
   if (!begins) std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
-  for (std::int64_t group = 0; group < x.blocks; ++group) {
-    const std::int64_t end = x.depth < (group + 1) * x.block ? x.depth : (group + 1) * x.block;
-    if (group == 0 || weight.groups > 1) {
-      read_group(weight, first_panel, panels, weight.groups > 1 ? group : 0, numbers);
+  const std::int64_t group_length = weight.groups > 1 ? x.in_features / weight.groups : x.depth;
+  for (std::int64_t block = 0; block < x.blocks; ++block) {
+    const std::int64_t end = x.depth < (block + 1) * x.block ? x.depth : (block + 1) * x.block;
+    if (block * x.block % group_length == 0) {
+      read_group(weight, first_panel, panels, block * x.block / group_length, numbers);
     }
-    for (std::int64_t begin = group * x.block; begin < end; begin += piece) {
+    for (std::int64_t begin = block * x.block; begin < end; begin += piece) {
       const std::int64_t length = end - begin < piece ? end - begin : piece;
-      const std::int64_t row = begin / x.block * x.rows + x.first + first_row;
+      const std::int64_t row = block * x.rows + x.first + first_row;
       const std::uint8_t* stored =
           weight.panels + first_panel * weight.panel_bytes + begin / Codec::kNumbers * 64;
       if constexpr (unpacks) {
@@ -142,9 +143,14 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
                        numbers.zero_points + p * kPanelOutputs, unpacked + p * kBytes);
         }
       }
-      // What is multiplied next: by vectors, which take long pieces, the rest of these panels.
+      StoredLines next{};
+      if constexpr (unpacks) {
+        next = next_of<Codec>(stored, begin, length, x.depth, weight, first_panel + kItemPanels);
+        if (uses_tiles && next.panels) next.ask(panels * next.lines);
+      }
+      // What is multiplied next: the rest of these panels, unless tiles take them in short pieces.
       const std::uint8_t* ahead = follows ? stored + kItemPanels * weight.panel_bytes : nullptr;
-      if (uses_tiles) {
+      if (in_tiles) {
         if (!is_short) ahead = nullptr;
       } else if (!unpacks && begin + length < x.depth) {
         ahead = stored + length / Codec::kNumbers * 64;
@@ -154,6 +160,7 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
       Tile tile{
           .rows = x.values + row * row_bytes + begin % x.block / Dot::kDepth * 4,
           .row_bytes = row_bytes,
+          .digit_bytes = x.digit_bytes,
           .starts = nullptr,
           .runs = nullptr,
           .run_units = 0,
@@ -163,16 +170,15 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
           .panel_bytes = unpacks ? kBytes : weight.panel_bytes,
           .units = length / Dot::kDepth,
           .row_sums = x.sums ? x.sums + row : nullptr,
+          .row_scales = x.block_scales ? x.block_scales + row : nullptr,
           .zero_points = weight.zero_points ? numbers.zero_points : nullptr,
           .middle = weight.middle,
           .scales = weight.group_scales ? numbers.scales : nullptr,
           .sums = sums,
           .begins = begins && begin == 0,
-          .ends = ends && group + 1 == x.blocks && begin + length == end,
+          .ends = ends && block + 1 == x.blocks && begin + length == end,
           .ahead = ahead,
-          .stored = unpacks && !uses_tiles ? next_of<Codec>(stored, begin, length, x.depth, weight,
-                                                            first_panel + kItemPanels)
-                                           : StoredLines{},
+          .stored = uses_tiles ? StoredLines{} : next,
           .clamped = clamped,
       };
       if (rows > ragged) multiply_block_at_level<Dot>(tile, rows - ragged, panels, finish);

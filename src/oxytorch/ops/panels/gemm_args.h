@@ -10,12 +10,18 @@
 namespace oxytorch {
 
 // What becomes of x before it is multiplied. A level without instructions for bfloat16 takes
-// float32 for it, and one without instructions for bytes takes integers of 16 bits.
-enum class RowType : std::int32_t { float32, bfloat16, int8 };
+// float32 for it, and one without instructions for bytes takes integers of 16 bits. digits:
+// integers of 15 bits in two bytes, in units of their own for each block of in_features, as a gemv
+// has them: up to kMostDigitRows rows of bfloat16 times codes have the sums that each has alone.
+enum class RowType : std::int32_t { float32, bfloat16, int8, digits };
 
 // in_features that are unpacked at once, and those whose rows of x lie side by side.
 inline constexpr std::int64_t kPanelBlock = 256;
 inline constexpr std::int64_t kLongPanelBlock = 1024;
+// More rows are multiplied as bfloat16, whose sums are finished with less work. As measured.
+inline constexpr std::int64_t kMostDigitRows = 32;
+// The most in_features that share a unit where x becomes integers of 15 bits.
+inline constexpr std::int64_t kDigitBlock = 128;
 // Panels and rows of one work item.
 inline constexpr std::int64_t kItemPanels = 4;
 inline constexpr std::int64_t kItemRows = 288;
@@ -35,14 +41,16 @@ constexpr std::int64_t tile_step(std::int64_t units) {
 // other, `block` elements apart. In the last block they are padded with zeros up to `depth`.
 struct PreparedRows {
   std::uint8_t* values;
-  float* scales;       // [rows]; int8 only
-  std::int32_t* sums;  // [blocks, rows]: the sum of a block's integers; int8 only
-  std::int64_t rows;   // between the starts of two blocks
-  std::int64_t first;  // row that a product begins with
-  std::int64_t block;  // elements of a block; the last one may be shorter
+  float* scales;        // [rows]; int8 only
+  float* block_scales;  // [blocks, rows]; digits only
+  std::int32_t* sums;   // [blocks, rows]: the sum of a block's integers; int8 and digits
+  std::int64_t rows;    // between the starts of two blocks
+  std::int64_t first;   // row that a product begins with
+  std::int64_t block;   // elements of a block; the last one may be shorter
   std::int64_t blocks;
   std::int64_t in_features;
-  std::int64_t depth;  // in_features, padded
+  std::int64_t depth;        // in_features, padded
+  std::int64_t digit_bytes;  // between the two digits of a number
   RowType type;
   bool in_tiles;  // tiles of AMX are loaded along whole rows, which are all of one group
   // Bytes between rows in tiles, or that lie where they are; 0: those of a block.

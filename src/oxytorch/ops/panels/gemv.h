@@ -246,7 +246,9 @@ static void multiply_panel(Codec codec, const GemvArgs& args, std::int64_t panel
         if (weight.group_scales) {
           scale = group_scales_of(weight, group * kPanelOutputs + part * kLanes);
         }
-        for (int r = 0; r < rows; ++r) totals[r][part] += products[r][part] * scale;
+        for (int r = 0; r < rows; ++r) {
+          totals[r][part] = add_product(totals[r][part], products[r][part], scale);
+        }
       }
       block.panel += length * (kPanelRowBytes / Codec::kNumbers);
     }

@@ -8,9 +8,6 @@
 
 namespace oxytorch {
 
-// The most in_features that share a factor where x is staged as integers.
-inline constexpr std::int64_t kStagedBlock = 128;
-
 // x as it is multiplied, in blocks of in_features: a group of the weight, a part of one, or all.
 struct StagedRows {
   void* values;         // [rows, depth], room for float32

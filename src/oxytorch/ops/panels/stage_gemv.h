@@ -88,7 +88,7 @@ using Digit = Int16Pair;
 // 1, 3.
 template <bool narrow_numbers>
 struct Int8DotPath {
-  static constexpr std::int64_t kMostBlock = kStagedBlock;
+  static constexpr std::int64_t kMostBlock = kDigitBlock;
   static constexpr bool kScalesRows = narrow_numbers;
   template <class Codec>
   static constexpr bool kTakes = Codec::kIsInteger;
@@ -102,9 +102,7 @@ struct Int8DotPath {
 
   template <class T>
   static void stage(const GemvArgs& args, std::int64_t row, const T* x) {
-    constexpr float kMost = narrow_numbers ? 127.0f : 16256.0f;
-    // Below, kMost / top would be infinite; products with so small numbers are taken for zero.
-    constexpr float kLeast = 0x1p-100f;
+    constexpr float kMost = narrow_numbers ? kMostByte : kMostOfDigits;
     const StagedRows& staged = args.staged;
     float* scales = staged.scales + row * staged.blocks;
     auto* sums = staged.sums + row * staged.blocks;
@@ -114,7 +112,7 @@ struct Int8DotPath {
       const std::int64_t left = args.in_features - begin;
       const std::int64_t width = left < length ? left : length;
       if (!narrow_numbers) top = largest_magnitude(x + begin, width);
-      const float divisor = top < kLeast ? 1.0f : top;
+      const float divisor = divisor_of(top);
       const float factor = kMost / divisor;
       std::uint32_t* to = row_of_digits(args, row) + begin / 4 * kDigits;
       i32v total{};
@@ -138,16 +136,6 @@ struct Int8DotPath {
     }
   }
 
-  OXY_INLINE std::int32_t sum_of(i32v v) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(v));
-#else
-    std::int32_t sum = 0;
-    for (int i = 0; i < kLanes; ++i) sum += v[i];
-    return sum;
-#endif
-  }
-
   OXY_INLINE void put_digits(std::uint32_t* to, i32v whole) {
     if constexpr (!kBytes) {
       std::int16_t numbers[kLanes];
@@ -159,9 +147,8 @@ struct Int8DotPath {
       const u8v bytes = truncate_8_bits(reinterpret_cast<u32v>(whole) & 0xff);
       std::memcpy(to, &bytes, sizeof bytes);
     } else {
-      const i32v high = (whole + 64) >> 7;
-      const u8v highs = truncate_8_bits(reinterpret_cast<u32v>(high) & 0xff);
-      const u8v lows = truncate_8_bits(reinterpret_cast<u32v>(whole - (high << 7)) & 0xff);
+      const u8v highs = truncate_8_bits(reinterpret_cast<u32v>(high_digits(whole)) & 0xff);
+      const u8v lows = truncate_8_bits(reinterpret_cast<u32v>(low_digits(whole)) & 0xff);
 #if defined(__AVX512F__)
       const auto a = reinterpret_cast<__m128i>(highs), b = reinterpret_cast<__m128i>(lows);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + 1, _mm_unpackhi_epi32(a, b));

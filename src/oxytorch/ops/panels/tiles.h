@@ -47,11 +47,16 @@ OXY_INLINE void store_sums(void* to, std::int64_t stride) {
     _tile_dpbf16ps(sums, left, right);        \
   }
 
-// `asked`: lines of both panels, from `ahead` on, that the second cache gets meanwhile.
+// Rows of x that two tiles hold, one below the other or one for each digit.
+template <class Dot>
+inline constexpr std::int64_t kPairRows = 32 / kDigits<Dot>;
+
+// `second_bytes`: from the first tile of rows to the second one. `asked`: lines of both panels,
+// from `ahead` on, that the second cache gets meanwhile.
 template <class Dot, bool second_rows, bool second_panel, int asked>
 OXY_INLINE void multiply_step(const std::uint8_t* rows, std::int64_t row_bytes,
-                              const std::uint8_t* panels, std::int64_t panel_bytes,
-                              const std::uint8_t* ahead) {
+                              std::int64_t second_bytes, const std::uint8_t* panels,
+                              std::int64_t panel_bytes, const std::uint8_t* ahead) {
   _tile_loadd(6, panels, 64);
   _tile_loadd(4, rows, row_bytes);
   OXY_MULTIPLY_TILES(0, 4, 6)
@@ -65,7 +70,7 @@ OXY_INLINE void multiply_step(const std::uint8_t* rows, std::int64_t row_bytes,
     if constexpr (second_panel) _mm_prefetch(ahead + panel_bytes + line * 64, _MM_HINT_T1);
   }
   if constexpr (second_rows) {
-    _tile_loadd(5, rows + 16 * row_bytes, row_bytes);
+    _tile_loadd(5, rows + second_bytes, row_bytes);
     OXY_MULTIPLY_TILES(2, 5, 6)
     if constexpr (second_panel) {
       OXY_MULTIPLY_TILES(3, 5, 7)
@@ -75,7 +80,7 @@ OXY_INLINE void multiply_step(const std::uint8_t* rows, std::int64_t row_bytes,
 
 #undef OXY_MULTIPLY_TILES
 
-// Sums of up to 32 rows and two panels that have left the registers. They are scaled and added
+// Sums of two tiles of rows and two panels that have left the registers. They are scaled and added
 // while the next ones are multiplied.
 struct WaitingSums {
   alignas(64) std::uint8_t values[32 * 128];
@@ -90,38 +95,43 @@ static void add_sums(WaitingSums& waiting) {
   for (int p = 0; p < waiting.panels; ++p) {
     const f32v scales = tile.scales ? load(tile.scales + p * kPanelOutputs) : splat(1.0f);
     for (std::int64_t r = 0; r < waiting.rows; ++r) {
-      const u32v words = load_as<u32v>(waiting.values + r * 128 + p * 64);
+      const std::uint8_t* from = waiting.values + r * 128 + p * 64;
+      const u32v words = load_as<u32v>(from);
       f32v sum;
       if constexpr (Dot::kIsInteger) {
-        const i32v whole =
-            reinterpret_cast<i32v>(words) + minus_zero_points(tile, r, p * kPanelOutputs);
-        sum = __builtin_convertvector(whole, f32v);
+        i32v whole = reinterpret_cast<i32v>(words) + minus_zero_points(tile, r, p * kPanelOutputs);
+        if constexpr (kDigits<Dot> == 2) {
+          whole = sum_of_digits(load_as<i32v>(from + kPairRows<Dot> * 128), whole);
+        }
+        sum = scaled_sum(tile, r, whole);
       } else {
         sum = from_bits(words);
       }
       float* to = tile.sums + r * kItemOutputs + p * kPanelOutputs;
-      store(to, load(to) + sum * scales);
+      store(to, add_product(load(to), sum, scales));
     }
   }
   waiting.panels = 0;
 }
 
-// Up to 32 rows times up to two panels.
+// Up to kPairRows rows times up to two panels.
 template <class Dot, bool second_rows, bool second_panel, int asked>
 static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t step,
                            WaitingSums& waiting) {
   const bool continues = !Dot::kIsInteger && !tile.scales;
+  const std::int64_t second_bytes = kDigits<Dot> == 2 ? tile.digit_bytes : 16 * tile.row_bytes;
   finish_stores(tile.panels);
   if (continues && !tile.begins) {
     load_sums<second_rows, second_panel>(tile.sums);
   } else {
     clear_sums<second_rows, second_panel>();
   }
-  const auto multiply = [&](const std::uint8_t* row,
-                            std::int64_t k) __attribute__((always_inline)) {
-    multiply_step<Dot, second_rows, second_panel, asked>(row, tile.row_bytes, tile.panels + k * 64,
-                                                         tile.panel_bytes, tile.ahead + k * 64);
-  };
+  const auto multiply = [&](const std::uint8_t* row, std::int64_t k)
+                            __attribute__((always_inline)) {
+                              multiply_step<Dot, second_rows, second_panel, asked>(
+                                  row, tile.row_bytes, second_bytes, tile.panels + k * 64,
+                                  tile.panel_bytes, tile.ahead + k * 64);
+                            };
   if (tile.steps) {
     const std::int32_t* at = tile.steps;
     for (std::int64_t k = 0; k < tile.units; k += step) multiply(tile.rows + *at++, k);
@@ -143,8 +153,10 @@ static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t ste
 template <class Dot, bool second_panel, int asked>
 OXY_INLINE void multiply_tile_pair(const Tile& tile, std::int64_t rows, std::int64_t step,
                                    WaitingSums& waiting) {
-  if (rows > 16) {
-    multiply_tiles<Dot, true, second_panel, asked>(tile, rows < 32 ? rows : 32, step, waiting);
+  constexpr std::int64_t kMost = kPairRows<Dot>;
+  if (kDigits<Dot> == 2 || rows > 16) {
+    multiply_tiles<Dot, true, second_panel, asked>(tile, rows < kMost ? rows : kMost, step,
+                                                   waiting);
   } else {
     multiply_tiles<Dot, false, second_panel, asked>(tile, rows, step, waiting);
   }
@@ -157,9 +169,10 @@ template <class Dot, bool second_panel, class Finish>
 static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step,
                                WaitingSums& waiting, const Finish& finish) {
   constexpr int kLines = 16, kQuarter = kLines / 4;
-  const bool by_quarters = rows > 3 * 32;
+  constexpr std::int64_t kRows = kPairRows<Dot>;
+  const bool by_quarters = rows > 3 * kRows;
   int left = tile.ahead ? kLines : 0;
-  for (std::int64_t first = 0; rows > 0; first += 32, rows -= 32) {
+  for (std::int64_t first = 0; rows > 0; first += kRows, rows -= kRows) {
     if (left == 0) {
       multiply_tile_pair<Dot, second_panel, 0>(tile, rows, step, waiting);
     } else if (by_quarters) {
@@ -170,15 +183,16 @@ static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step,
       multiply_tile_pair<Dot, second_panel, kLines>(tile, rows, step, waiting);
       left = 0;
     }
-    if (tile.ends) finish(first, rows < 32 ? rows : 32, tile.sums);
-    tile.rows += 32 * tile.row_bytes;
-    if (tile.row_sums) tile.row_sums += 32;
-    if (!tile.begins || !tile.ends) tile.sums += 32 * kItemOutputs;
+    if (tile.ends) finish(first, rows < kRows ? rows : kRows, tile.sums);
+    tile.rows += kRows * tile.row_bytes;
+    if (tile.row_sums) tile.row_sums += kRows;
+    if (tile.row_scales) tile.row_scales += kRows;
+    if (!tile.begins || !tile.ends) tile.sums += kRows * kItemOutputs;
   }
 }
 
 // As multiply_block, with registers configured for the units of a step; there is room for sums of
-// as many rows as tiles have. Blocks that are finished have up to 32 rows and two panels.
+// as many rows as tiles have. Blocks that are finished have up to kPairRows rows and two panels.
 template <class Dot, class Finish>
 static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t panels,
                                     const Finish& finish) {

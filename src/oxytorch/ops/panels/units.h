@@ -10,6 +10,17 @@ namespace oxytorch::OXY_LEVEL {
 // Vectors that a row of a panel fills.
 inline constexpr int kParts = kPanelOutputs / kLanes;
 
+// Rows of units that are multiplied for a row of x.
+template <class Dot>
+inline constexpr int kDigits = 1;
+
+#if OXY_HAS_INT8_DOT
+// Integers of 15 bits in two digits: multiples of 128, and bytes that are added to them.
+struct DigitQuad : Int8Quad {};
+template <>
+inline constexpr int kDigits<DigitQuad> = 2;
+#endif
+
 // Calls body(Dot{}) with the unit that this level multiplies.
 template <class Body>
 OXY_INLINE void with_dot(RowType type, Body body) {
@@ -28,7 +39,27 @@ OXY_INLINE void with_dot(RowType type, Body body) {
 #else
       return body(Int16Pair{});
 #endif
+    case RowType::digits:
+#if OXY_HAS_INT8_DOT
+      return body(DigitQuad{});
+#else
+      return;
+#endif
   }
+}
+
+// sum + a b, rounded once from level avx2 on. Where the compiler may decide that by itself, rows of
+// a gemv and of a gemm would be rounded in two ways.
+OXY_INLINE f32v add_product(f32v sum, f32v a, f32v b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<f32v>(_mm512_fmadd_ps(
+      reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(sum)));
+#elif defined(__FMA__)
+  return reinterpret_cast<f32v>(_mm256_fmadd_ps(
+      reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(sum)));
+#else
+  return sum + a * b;
+#endif
 }
 
 // Whether the weight's zero point is left to the sums of x.
