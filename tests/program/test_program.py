@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -102,6 +103,60 @@ BAD = {
 def test_what_is_no_program_is_refused(text: str) -> None:
     with pytest.raises(RuntimeError, match="oxytorch program: "):
         Program(text, [])
+
+
+def _x() -> Value:
+    return Value(meta=torch.empty(2, 3))
+
+
+NO_CALLS: dict[str, tuple[Callable[[Value], Step], str]] = {
+    "more results": (lambda x: Step("aten::relu", [x], [Value(), Value()]), "expected 1 results"),
+    "no result": (lambda x: Step("aten::relu", [x], []), "aten::relu: expected 1 results, got 0"),
+    "fewer results": (
+        lambda x: Step("aten::var_mean", [x, "true"], [Value()]),
+        "aten::var_mean: expected 2 results, got 1",
+    ),
+    "results for a list": (
+        lambda x: Step("aten::unbind.int", [x, "0"], [Value(), Value()]), "it returns a list",
+    ),
+    "a list": (lambda x: Step("aten::relu", [x], [Value()], returns_list=True), "returns none"),
+    "fewer arguments": (lambda x: Step("aten::gelu", [x], [Value()]), "expected 2 arguments, got"),
+    "more arguments": (lambda x: Step("aten::relu", [x, "1"], [Value()]), "expected 1 arguments"),
+    "a word for a tensor": (
+        lambda x: Step("aten::maximum", [x, "0"], [Value()]), "argument 1 of TensorType, got '0'",
+    ),
+    "a tensor for a size": (
+        lambda x: Step("aten::select.int", [x, x, "0"], [Value()]), "argument 1 of IntType",
+    ),
+    "a size for a tensor": (
+        lambda x: Step("aten::relu", [Value(is_size=True)], [Value()]), "argument 0 of TensorType",
+    ),
+    "a tensor for an optional one": (
+        lambda x: Step("aten::linear", [x, x, x], [Value()]), "of OptionalType of TensorType",
+    ),
+    "a word for a list": (
+        lambda x: Step("aten::view", [x, "6"], [Value()]), "of ListType of SymIntType, got '6'",
+    ),
+    "a number of any type": (
+        lambda x: Step("aten::clamp_min", [x, "0"], [Value()]), "aten::clamp_min: .*NumberType",
+    ),
+    "a list with others": (lambda x: Step("aten::cat", [[x, "0"], "0"], [Value()]), "of ListType"),
+    "no operator": (lambda x: Step("aten::rolu", [x], [Value()]), "aten::rolu"),
+    "ours": (lambda x: Step("oxytorch::activation", [x, '"elu"'], [Value()]), "expected 3 argu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "message"), NO_CALLS.values(), ids=NO_CALLS)
+def test_a_step_that_is_no_call_of_its_operator_is_refused(
+    make: Callable[[Value], Step], message: str
+) -> None:
+    """Run, it would take numbers for addresses and end the process."""
+    x = _x()
+    step = make(x)
+    inputs = dict.fromkeys([x, *step.taken])
+    steps = Steps([*inputs], {}, [step], [value for value in step.results if value is not None])
+    with pytest.raises(RuntimeError, match=message):
+        steps.program()
 
 
 def test_damaged_texts_are_refused_or_read() -> None:

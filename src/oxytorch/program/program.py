@@ -21,7 +21,7 @@ import ctypes
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -114,7 +114,8 @@ class Steps:
         return _Writer(self).text()
 
     def program(self) -> Program:
-        """The program as text, loaded."""
+        """The program as text, loaded. Raises RuntimeError for a step that is no call of its
+        operator."""
         return Program(self.text(), [*self.constants.values()])
 
 
@@ -154,6 +155,8 @@ class _Writer:
         return word
 
     def _line(self, step: Step) -> str:
+        if "::" in step.target:
+            _check_call(step)
         arguments = [self._word(argument) for argument in step.arguments]
         results = ["_" if value is None else self._number(value) for value in step.results]
         if step.returns_list:
@@ -168,6 +171,76 @@ class _Writer:
         if isinstance(argument, list):
             return " ".join(["[", *map(self._word, argument), "]"])
         return str(argument)
+
+
+class _Signature(NamedTuple):
+    """What an operator takes and returns: the kinds of its arguments, those that hold others
+    first."""
+
+    arguments: tuple[tuple[str, ...], ...]
+    results: int
+    returns_list: bool
+
+
+_WORDS = frozenset(
+    f"{name}Type"
+    for name in (
+        "Float", "Bool", "String", "ScalarType", "Layout", "MemoryFormat", "DeviceObj",
+    )
+)  # fmt: skip
+"""The kinds of arguments that are words."""
+_SIZES = frozenset(("IntType", "SymIntType"))
+
+
+@cache
+def _signature(target: str) -> _Signature:
+    """The signature of a step's operator. Raises RuntimeError where torch knows none."""
+    name, _, overload = target.partition(".")
+    torch._C._dispatch_find_schema_or_throw(name, overload)  # which some others are known without
+    schema: Any = torch._C._get_schema(name, overload)
+    kinds = tuple((*_kinds(each.real_type),) for each in schema.arguments)
+    returned = [each.type.kind() for each in schema.returns]
+    return _Signature(kinds, len(returned), returned == ["ListType"])
+
+
+def _kinds(kind: Any) -> Iterator[str]:
+    while kind.kind() in ("OptionalType", "ListType"):
+        yield kind.kind()
+        kind = kind.getElementType()
+    yield kind.kind()
+
+
+def _check_call(step: Step) -> None:
+    """Raise RuntimeError for a step that is no call of its operator: the library, which calls by
+    name, would take numbers for tensors."""
+    own = _signature(step.target)
+    if step.returns_list != own.returns_list:
+        raise RuntimeError(f"{step.target}: it returns {'a list' if own.returns_list else 'none'}")
+    if not own.returns_list and len(step.results) != own.results:
+        raise RuntimeError(
+            f"{step.target}: expected {own.results} results, got {len(step.results)}"
+        )
+    if len(step.arguments) != len(own.arguments):
+        raise RuntimeError(
+            f"{step.target}: expected {len(own.arguments)} arguments, got {len(step.arguments)}"
+        )
+    for place, (given, kinds) in enumerate(zip(step.arguments, own.arguments, strict=True)):
+        if not _is_of(given, kinds):
+            raise RuntimeError(
+                f"{step.target}: expected argument {place} of {' of '.join(kinds)}, got {given!r}"
+            )
+
+
+def _is_of(given: Argument, kinds: Sequence[str]) -> bool:
+    """Whether an argument is of a kind that the library passes."""
+    kind = kinds[0]
+    if kind == "OptionalType":
+        return given == "none" or (isinstance(given, Some) and _is_of(given.item, kinds[1:]))
+    if kind == "ListType":
+        return isinstance(given, list) and all(_is_of(each, kinds[1:]) for each in given)
+    if isinstance(given, Value):
+        return kind in _SIZES if given.is_size else kind == "TensorType"
+    return isinstance(given, str) and (kind in _SIZES or kind in _WORDS)
 
 
 class UnmetError(Exception):
