@@ -38,7 +38,6 @@ FEW_CHANNELS = 8
 LEAVING = 25e-6
 """Seconds that torch's operators take longer amid kernels of ours than by themselves: they end the
 parallel region that these share, as measured with two threads."""
-"""What times of packed convolutions beside torch's own are called."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from .post_ops import epilogue_of, other_of_sum
 
 PACK, PANELS = "oxytorch::pack_panels", "oxytorch::convolution_panels"
 DEPTHWISE = "oxytorch::depthwise_convolution"
-"""What times of these are called."""
 _SWEPT = ("relu", "relu6")
 """Activations that our operators compute in their sweep, and oneDNN's do not as torch does."""
 
