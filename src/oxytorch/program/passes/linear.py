@@ -102,15 +102,14 @@ def activations_before_views(editor: Editor) -> None:
 
 def _activation_before(editor: Editor, view: Step) -> bool:
     source, (result,) = view.arguments[0], view.results
-    before = editor.made_by(source, LINEAR)
     taker = None if result is None else editor.only_taker(result)
-    if before is None or taker is None or not is_activation(taker):
+    if taker is None or not is_activation(taker) or editor.made_by(source, LINEAR) is None:
         return False
     made = taker.results[0]
-    is_alike = source.meta is not None and made is not None and made.meta is not None
-    if editor.only_taker(source) is not view or not is_alike or len(taker.results) != 1:
+    if made is None or made.meta is None or source.meta is None:
         return False
-    if taker.taken != (result,) or made.meta.dtype != source.meta.dtype:
+    is_alone = editor.only_taker(source) is view and taker.taken == (result,)
+    if not is_alone or len(taker.results) != 1 or made.meta.dtype != source.meta.dtype:
         return False
     own = Value(meta=source.meta)
     activated = replace(taker, arguments=[source, *taker.arguments[1:]], results=[own])
