@@ -222,6 +222,10 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: ops.gelu_mul(ones(3, 4), ones(3, 4), "fast"),
     ),
     (
+        "scale_channels: expected factors of shape [1, 3, 1, 1], got [3]",
+        lambda: ops.scale_channels(ones(1, 3, 4, 4), ones(3)),
+    ),
+    (
         "activation: expected x of dtype float32, bfloat16 or float16 (or float64), got int64",
         lambda: ops.activation(whole(3), "clamp", [0.0, 1.0]),
     ),

@@ -184,6 +184,21 @@ def test_programs_count_operators_of_ours(monkeypatch: pytest.MonkeyPatch) -> No
     assert precision.slower([outside], [1.0]) == {0} and precision.slower([within], [1.0]) == set()
 
 
+def test_conversions_in_programs_leave_the_region_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So a layer of a few microseconds is converted whatever its own time."""
+    monkeypatch.setattr(precision, "seconds_plain", lambda layer: 1e-6)
+    monkeypatch.setattr(precision, "_seconds_of_cast", lambda *_: 1e-6)
+    monkeypatch.setattr(precision, "times_of", lambda layer: {"plain": 9e-6, "own": 9e-6})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    own = Convolution((1, 8, 1, 1), (16, 8, 1, 1), torch.float32, (1, 1), (0, 0), (1, 1), 1)
+    other, large = dataclasses.replace(own, dtype=BF16), (1.0, 1.0, 0.5)
+    for in_program, kept in ((False, {0}), (True, set())):
+        small = precision._convolution_times(own, other, False, in_program)
+        assert precision.slower([small, large], [1.0, 1.0]) == kept
+
+
 def test_layers_are_timed() -> None:
     """The times themselves: of a slow layer they are longer, and known the second time."""
     calls = []

@@ -188,6 +188,47 @@ def test_pooling_of_volumes_is_ours(function: Callable[[Tensor], Any], seen: See
     assert "oxytorch::pool" in text, text
 
 
+class Excited(nn.Module):
+    """Squeeze-and-excitation behind a convolution."""
+
+    def __init__(self, gate: Callable[[Tensor], Tensor], linear: bool) -> None:
+        super().__init__()
+        self.c, self.gate = nn.Conv2d(8, 32, 3, padding=1), gate
+        self.squeeze: nn.Module = nn.Linear(32, 8) if linear else nn.Conv2d(32, 8, 1)
+        self.excite: nn.Module = nn.Linear(8, 32) if linear else nn.Conv2d(8, 32, 1)
+        self.linear = linear
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.c(x).relu()
+        mean = x.mean((2, 3), keepdim=not self.linear)
+        factors = self.excite(self.squeeze(mean).relu())
+        if self.linear:
+            return self.gate(factors.view(len(x), -1, 1, 1)) * x
+        return x * self.gate(factors)
+
+
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("gate", [torch.sigmoid, F.hardsigmoid])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_squeeze_and_excitation_is_ours(
+    dtype: torch.dtype, gate: Callable[[Tensor], Tensor], linear: bool, seen: Seen
+) -> None:
+    text = _check(Excited(gate, linear), dtype, seen, (2, 8, 11, 13))
+    assert "oxytorch::scale_channels" in text and "aten::mul" not in text, text
+    if linear and gate is torch.sigmoid:  # which a view behind the layer does not keep apart
+        assert text.index("sigmoid") < text.rindex("aten::reshape"), text
+
+
+@pytest.mark.parametrize("dims", [(1, 2, 3), (1,)])
+def test_factors_of_whole_images_and_of_pixels_are_torchs(
+    dims: tuple[int, ...], seen: Seen
+) -> None:
+    model = Pooled(lambda x: x * x.mean(dims, keepdim=True))
+    text = _check(model, torch.float32, seen, (2, 8, 11, 13))
+    assert "oxytorch::scale_channels" not in text, text
+
+
 class Joined(nn.Module):
     """The activation of a sum of two convolutions."""
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .quantized_merged_embedding_bag import quantized_merged_embedding_bag
     from .rms_norm import rms_norm
     from .rotary_embedding import rotary_embedding
+    from .scale_channels import scale_channels
     from .silu_mul import silu_mul
     from .softmax import softmax
     from .unpack_panels import unpack_panels
@@ -80,6 +81,7 @@ __all__ = [
     "registry",
     "rms_norm",
     "rotary_embedding",
+    "scale_channels",
     "silu_mul",
     "softmax",
     "unpack_panels",

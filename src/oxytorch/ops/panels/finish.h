@@ -159,19 +159,20 @@ OXY_INLINE ClampedResults clamped_results_of(const GemmProduct& product, std::in
                          numbers.biases);
 }
 
-static void finish_block(const GemmProduct& product, const SumsBlock& block,
-                         const OutputNumbers& numbers, std::int64_t numbers_from) {
-  with_type(product.result.out_dtype, [&](auto element) {
-    with_epilogue(product.result.epilogue, [&](auto epilogue) {
+// What finishes blocks of a product.
+using FinishRows = void (*)(const GemmProduct&, const SumsBlock&, const OutputNumbers&,
+                            std::int64_t);
+
+static FinishRows finish_of(const PanelResultArgs& result, bool has_scales) {
+  FinishRows found = nullptr;
+  with_type(result.out_dtype, [&](auto element) {
+    with_epilogue(result.epilogue, [&](auto epilogue) {
       constexpr PanelEpilogue kEpilogue = decltype(epilogue)::value;
       using T = decltype(element);
-      if (numbers.has_scales) {
-        finish_rows<kEpilogue, true, T>(product, block, numbers, numbers_from);
-      } else {
-        finish_rows<kEpilogue, false, T>(product, block, numbers, numbers_from);
-      }
+      found = has_scales ? finish_rows<kEpilogue, true, T> : finish_rows<kEpilogue, false, T>;
     });
   });
+  return found;
 }
 
 // Asks for the lines of rows that results are written to, and of what is added to them: stores wait
@@ -201,11 +202,12 @@ struct ChunkFinish {
   const GemmProduct& product;
   const OutputNumbers& numbers;
   std::int64_t first_row, first_panel;
+  FinishRows finish = finish_of(product.result, numbers.has_scales);
 
   OXY_MEMBER void operator()(std::int64_t panel, std::int64_t panels, std::int64_t row,
                              std::int64_t rows, const float* sums) const {
-    finish_block(product, {first_row + row, rows, first_panel + panel, panels, sums}, numbers,
-                 first_panel);
+    finish(product, {first_row + row, rows, first_panel + panel, panels, sums}, numbers,
+           first_panel);
   }
   OXY_MEMBER void ask(std::int64_t panel, std::int64_t panels, std::int64_t row,
                       std::int64_t rows) const {

@@ -49,13 +49,13 @@ OXY_INLINE void prepare_blocks(std::int64_t step) {
 #endif
 }
 
-// finish: see multiply_block.
+// finish: see multiply_block. is_exact: that tiles may not read behind the last row.
 template <class Dot, class Finish>
 OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std::int64_t panels,
-                                        const Finish& finish) {
+                                        bool is_exact, const Finish& finish) {
 #if OXY_HAS_TILES
   if constexpr (Dot::kDepth > 1) {
-    multiply_block_in_tiles<Dot>(tile, rows, panels, finish);
+    multiply_block_in_tiles<Dot>(tile, rows, panels, is_exact, finish);
     return;
   }
 #endif
@@ -68,19 +68,6 @@ template <class Dot, class Codec>
 inline constexpr std::int64_t kPiece = Dot::kDepth == 1           ? kPanelBlock / 4
                                        : kReadsPanels<Dot, Codec> ? kLongPanelBlock
                                                                   : kPanelBlock;
-
-// Finishes the last of a chunk's rows, which follow `again` rows that are multiplied again.
-struct LastRows {
-  const ChunkFinish& finish;
-  std::int64_t rows, again;
-
-  OXY_MEMBER void operator()(std::int64_t panel, std::int64_t panels, std::int64_t, std::int64_t,
-                             const float* sums) const {
-    const std::int64_t count = kTileHeight - again;
-    finish(panel, panels, rows - count, count, sums + again * kItemOutputs);
-  }
-  OXY_MEMBER void ask(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {}
-};
 
 // What is unpacked after in_features `begin` to `begin + length`: as many of the same panels, or
 // the first ones of the panels from `next` on.
@@ -111,8 +98,6 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
   const bool begins = !uses_tiles || in_tiles;
   const bool ends = in_tiles || (!uses_tiles && finishes_blocks(product.result.epilogue));
   const std::int64_t row_bytes = x.row_bytes ? x.row_bytes : x.block / Dot::kDepth * 4;
-  // Rows for which there is no whole tile: the last ones of a tile that begins with rows before.
-  const std::int64_t ragged = in_tiles && !x.is_padded ? rows % kTileHeight : 0;
   // Pieces of panels stay in the nearest cache for the tiles of all rows.
   ClampedResults clamped{};
   if (!uses_tiles && ends && x.blocks == 1 && !weight.group_scales) {
@@ -120,7 +105,7 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
   }
   const bool is_short = in_tiles && rows > 2 * kTileHeight && kLength > kPanelBlock;
   const std::int64_t step = step_of<Dot, Codec>(x.block / Dot::kDepth);
-  std::int64_t piece = is_short ? kPanelBlock : kLength;
+  std::int64_t piece = is_short ? tile_piece(x.depth, step * Dot::kDepth) : kLength;
   if (in_tiles) piece -= piece % (step * Dot::kDepth);
   const bool follows = !unpacks && first_panel + kItemPanels + panels <= weight.panel_count;
   const ChunkFinish finish{product, outputs, first_row, first_panel};
@@ -181,12 +166,7 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
           .stored = uses_tiles ? StoredLines{} : next,
           .clamped = clamped,
       };
-      if (rows > ragged) multiply_block_at_level<Dot>(tile, rows - ragged, panels, finish);
-      if (!uses_tiles || ragged == 0) continue;
-      const std::int64_t again = kTileHeight - ragged;
-      tile.rows += (rows - kTileHeight) * row_bytes;
-      tile.sums += (rows - ragged) * kItemOutputs;
-      multiply_block_at_level<Dot>(tile, kTileHeight, panels, LastRows{finish, rows, again});
+      multiply_block_at_level<Dot>(tile, rows, panels, in_tiles && !x.is_padded, finish);
     }
   }
   if (!ends) finish(0, panels, 0, rows, sums);

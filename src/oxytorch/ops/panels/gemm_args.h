@@ -37,6 +37,14 @@ constexpr std::int64_t tile_step(std::int64_t units) {
   return step;
 }
 
+// Numbers along the sum that tiles take of a panel before the next panels: in a few parts of about
+// one size, of which two panels stay in the nearest cache. `step`: what they are multiples of.
+constexpr std::int64_t tile_piece(std::int64_t numbers, std::int64_t step) {
+  constexpr std::int64_t kMost = 576;
+  const std::int64_t parts = (numbers + kMost - 1) / kMost;
+  return ((numbers + parts - 1) / parts + step - 1) / step * step;
+}
+
 // x in the order of the product: blocks along in_features, in each block the rows one below the
 // other, `block` elements apart. In the last block they are padded with zeros up to `depth`.
 struct PreparedRows {

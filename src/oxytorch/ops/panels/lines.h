@@ -153,48 +153,39 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
 // Finishes blocks of a chunk's rows. Between the lines of tiles of AMX there are rows without
 // results. numbers: of panels from `first_panel` on.
 struct LineFinish {
-  const LineGemmArgs& args;
-  const PanelsArgs& weight;
-  const LineChunk& chunk;
+  const GemmProduct& product;  // whose result begins with the chunk's
   const OutputNumbers& numbers;
   std::int64_t first_panel;
   std::int64_t stride;  // rows from one line to the next
+  std::int64_t columns;
+  std::int64_t out_columns;  // of a line of the result
+  FinishRows finish = finish_of(product.result, numbers.has_scales);
 
-  // Calls body(product, column, rows, row) for the results of each line.
+  // Calls body(result, rows, row) for the results of each line, from a row of the result on.
   template <class Body>
   OXY_MEMBER void each_line(std::int64_t first_row, std::int64_t count, Body body) const {
-    GemmProduct product{};
-    product.weight = weight;
     const std::int64_t end = first_row + count;
     for (std::int64_t row = first_row; row < end;) {
       const std::int64_t line = row / stride, column = row - line * stride;
-      const std::int64_t next = (line + 1) * stride, last = line * stride + chunk.columns;
+      const std::int64_t next = (line + 1) * stride, last = line * stride + columns;
       const std::int64_t rows = (last < end ? last : end) - row;
-      if (rows > 0) {
-        product.result = line_result(args, chunk, line);
-        body(product, column, rows, row - first_row);
-      }
+      if (rows > 0) body(line * out_columns + column, rows, row - first_row);
       row = next;
     }
   }
 
   OXY_MEMBER void operator()(std::int64_t panel, std::int64_t panels, std::int64_t first_row,
                              std::int64_t count, const float* sums) const {
-    each_line(
-        first_row, count,
-        [&](const GemmProduct& product, std::int64_t column, std::int64_t rows, std::int64_t row) {
-          finish_block(product,
-                       {column, rows, first_panel + panel, panels, sums + row * kItemOutputs},
-                       numbers, first_panel);
-        });
+    each_line(first_row, count, [&](std::int64_t result, std::int64_t rows, std::int64_t row) {
+      finish(product, {result, rows, first_panel + panel, panels, sums + row * kItemOutputs},
+             numbers, first_panel);
+    });
   }
   OXY_MEMBER void ask(std::int64_t panel, std::int64_t panels, std::int64_t first_row,
                       std::int64_t count) const {
-    each_line(
-        first_row, count,
-        [&](const GemmProduct& product, std::int64_t column, std::int64_t rows, std::int64_t) {
-          ask_for_results(product, column, rows, first_panel + panel, panels);
-        });
+    each_line(first_row, count, [&](std::int64_t result, std::int64_t rows, std::int64_t) {
+      ask_for_results(product, result, rows, first_panel + panel, panels);
+    });
   }
 };
 
@@ -205,7 +196,8 @@ static void multiply_line_tiles(const LineGemmArgs& args, Tile tile, std::int64_
                                 std::int64_t panels, bool asks, const Finish& finish) {
   const std::int64_t units = summands_of(args) / Dot::kDepth;
   // Pieces of panels stay in the nearest cache for the tiles of all rows.
-  const std::int64_t steps = kPanelBlock / Dot::kDepth / args.step_units;
+  const std::int64_t step = args.step_units * Dot::kDepth;
+  const std::int64_t steps = tile_piece(summands_of(args), step) / step;
   configure_tiles(args.step_units);
   const std::uint8_t* stored = tile.panels;
   tile.step_bytes = args.step_units * 4;
@@ -217,7 +209,7 @@ static void multiply_line_tiles(const LineGemmArgs& args, Tile tile, std::int64_
     tile.begins = begin == 0;
     tile.ends = begin + tile.units == units;
     tile.ahead = asks ? tile.panels + kItemPanels * tile.panel_bytes : nullptr;
-    multiply_block_in_tiles<Dot>(tile, rows, panels, finish);
+    multiply_block_in_tiles<Dot>(tile, rows, panels, false, finish);
   }
 }
 #endif
@@ -261,8 +253,12 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
   OutputNumbers numbers;
   read_numbers(weight, line_result(args, chunk, 0), panel, panels, numbers);
   const bool in_tiles = args.in_tiles;
-  const LineFinish finish{args,    weight, chunk,
-                          numbers, panel,  in_tiles ? line_rows(args) : chunk.columns};
+  GemmProduct product{};
+  product.weight = weight;
+  product.result = line_result(args, chunk, 0);
+  const LineFinish finish{product,       numbers,
+                          panel,         in_tiles ? line_rows(args) : chunk.columns,
+                          chunk.columns, last.out_size};
 #if OXY_HAS_TILES
   if constexpr (Dot::kDepth > 1 && !unpacks) {
     if (in_tiles) {
@@ -273,9 +269,6 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
   }
 #endif
   if (chunk.lines == 1 || chunk.columns == last.out_size) {  // rows follow each other
-    GemmProduct product{};
-    product.weight = weight;
-    product.result = line_result(args, chunk, 0);
     tile.clamped = clamped_results_of<Dot>(product, 0, panel, numbers);
   }
   const std::int64_t rows = chunk.lines * chunk.columns;

@@ -66,6 +66,19 @@ static void write_channel_pairs(const LineGemmArgs& args, const T* from, std::in
     store_raw(to + 4 * w + 2 * kLanes, __builtin_shuffle(pair, next, first + 8), Whole{});
   });
 }
+
+// Pixels of three channels that follow each other, each with a zero behind it.
+static void write_triples(const bf16* from, std::int64_t count, bf16* to) {
+  constexpr std::int64_t kPixels = 8;
+  const __m512i places = _mm512_set_epi16(0, 23, 22, 21, 0, 20, 19, 18, 0, 17, 16, 15, 0, 14, 13,
+                                          12, 0, 11, 10, 9, 0, 8, 7, 6, 0, 5, 4, 3, 0, 2, 1, 0);
+  for (std::int64_t w = 0; w < count; w += kPixels) {
+    const std::int64_t pixels = count - w < kPixels ? count - w : kPixels;
+    const auto given = static_cast<__mmask32>((1u << 3 * pixels) - 1);
+    const __m512i values = _mm512_maskz_loadu_epi16(given, from + 3 * w);
+    _mm512_storeu_si512(to + 4 * w, _mm512_maskz_permutexvar_epi16(0x77777777, places, values));
+  }
+}
 #endif
 
 // Pixels of few channels, which may lie apart: one value after the other.
@@ -77,6 +90,10 @@ static void write_few_channels(const LineGemmArgs& args, const T* from, std::int
 #if OXY_HAS_BF16_DOT && OXY_HAS_VECTORS_512
   if constexpr (__is_same(Element, bf16)) {
     if (step == 1 && args.channels <= 4) return write_channel_pairs(args, from, count, to);
+    if constexpr (__is_same(T, bf16)) {
+      const bool follow = windows.channel_stride == 1 && step == 3 && windows.channels == 3;
+      if (follow) return write_triples(from, count, to);
+    }
   }
 #endif
   if constexpr (__is_same(T, Element)) {

@@ -22,7 +22,7 @@ from ...core.packed import why_not_plain
 from ...graph.boundary import Boundary, BoundaryForward
 from ...graph.patterns import is_packable_convolution
 from ...graph.recognize import convolution_of_module
-from ...program.passes.convolution_times import Convolution, seconds_plain, times_of
+from ...program.passes.convolution_times import LEAVING, Convolution, seconds_plain, times_of
 from ...rewriting import measure
 from ...rewriting.measure import about, numbers
 from ..context import OptimizeContext
@@ -190,6 +190,8 @@ def _convolution_times(
     count = torch.Size(own.size).numel()
     between = _seconds_of_cast(count, other.dtype, own.dtype)
     between += _seconds_of_cast(own.result.numel(), own.dtype, other.dtype)
+    if in_program and torch.get_num_threads() > 1:  # both conversions are steps of torch's
+        between += 2 * LEAVING
     as_it_is = min(ways["plain"], ways.get("own", math.inf) if in_program else math.inf)
     # oneDNN packs no float16 weights where the processor has no products of them.
     packed = ways.get("packed") if is_packed else None

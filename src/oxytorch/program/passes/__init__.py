@@ -50,6 +50,7 @@ ALWAYS: tuple[Pass, ...] = (
     linear.as_linear,
     simplify,
     activations,
+    linear.activations_before_views,
     shuffles,
     embedding_bags,
     merged_bags,
@@ -70,6 +71,7 @@ CONVOLUTIONS: tuple[Pass, ...] = (
     convolution.pack,
     convolution.fuse,
     pooling.pools,
+    pooling.factors_of_channels,
 )
 WITH_LASTING: tuple[Pass, ...] = (
     recurrent.pack,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,8 @@ from ...rewriting.measure import (
 )
 from ..program import Argument, Some, Step, Steps, Value
 from .editor import VIEWS, Editor, are_same, is_contiguous, is_same, known
-from .post_ops import activation, other_of_sum, words
+from .post_ops import activation, is_activation, other_of_sum, words
+from .simplify import join_views
 
 LINEAR, PACK, PACKED = "aten::linear", "mkldnn::_reorder_linear_weight", "mkldnn::_linear_pointwise"
 PANELS = "oxytorch::linear_panels"
@@ -84,6 +85,38 @@ def _take_past_views(editor: Editor, step: Step) -> None:
             editor.redirect(made, full)
         else:
             editor.replace(taker, taker.with_arguments([full, *taker.arguments[1:]]))
+
+
+def activations_before_views(editor: Editor) -> None:
+    """Have what is computed of each element of a layer's result computed before a view of it, so
+    that the layer can compute it in its sweep: 1 x 1 convolutions of single pixels are linear
+    layers between views."""
+    found = False
+    for step in editor.steps.steps:
+        if step.target in VIEWS:
+            found |= _activation_before(editor, step)
+    editor.apply()
+    if found:
+        join_views(editor)
+
+
+def _activation_before(editor: Editor, view: Step) -> bool:
+    source, (result,) = view.arguments[0], view.results
+    taker = None if result is None else editor.only_taker(result)
+    if taker is None or not is_activation(taker) or editor.made_by(source, LINEAR) is None:
+        return False
+    made = taker.results[0]
+    if made is None or made.meta is None or source.meta is None:
+        return False
+    is_alone = editor.only_taker(source) is view and taker.taken == (result,)
+    if not is_alone or len(taker.results) != 1 or made.meta.dtype != source.meta.dtype:
+        return False
+    own = Value(meta=source.meta)
+    activated = replace(taker, arguments=[source, *taker.arguments[1:]], results=[own])
+    viewed = replace(view, arguments=[own, *view.arguments[1:]], results=[made])
+    editor.replace(view)
+    editor.replace(taker, activated, viewed)
+    return True
 
 
 def _is_shaped_as(a: Value, b: Value) -> bool:

@@ -1,5 +1,5 @@
-"""The pass over pooling behind convolutions, whose results have their channels side by side:
-torch's operators for that order are slow, or made for another one."""
+"""Passes over pooling, and over factors of channels, behind convolutions, whose results have their
+channels side by side: torch's operators for that order are slow, or made for another one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .editor import Editor, known
 from .own_convolutions import DEPTHWISE, PANELS
 from .post_ops import is_activation
 
-POOL = "oxytorch::pool"
+POOL, SCALE = "oxytorch::pool", "oxytorch::scale_channels"
 _IN_ORDER = (
-    PANELS, DEPTHWISE, PACKED, f"{PACKED}.binary", PACKED_TRANSPOSED, POOL,
+    PANELS, DEPTHWISE, PACKED, f"{PACKED}.binary", PACKED_TRANSPOSED, POOL, SCALE,
     "oxytorch::quantized_convolution",
 )  # fmt: skip
 """Steps that return channels-last order."""
@@ -32,6 +32,34 @@ def pools(editor: Editor) -> None:
         if found is not None and _lies_in_order(editor, x) and not any(step.results[1:]):
             editor.replace(step, *found)
     editor.apply()
+
+
+def factors_of_channels(editor: Editor) -> None:
+    """Have our operator multiply images with a factor for each channel, as squeeze-and-excitation
+    does it: a step of torch's amid ours ends the parallel region that these share."""
+    for step in editor.steps.steps:
+        if step.target != "aten::mul.Tensor":
+            continue
+        for x, factors in (step.arguments, step.arguments[::-1]):
+            if _are_factors(x, factors) and _lies_in_order(editor, x):
+                editor.replace(step, Step(SCALE, [x, factors], step.results))
+                break
+    editor.apply()
+
+
+def _are_factors(x: Argument, factors: Argument) -> bool:
+    """Whether a tensor has one number for each channel of images."""
+    metas = [each.meta if isinstance(each, Value) else None for each in (x, factors)]
+    if any(meta is None or meta.dim() not in LAST for meta in metas):
+        return False
+    image, factor = metas
+    assert image is not None and factor is not None
+    sizes = known(image.shape), known(factor.shape)
+    if sizes[0] is None or sizes[1] is None or image.dtype not in _DTYPES:
+        return False
+    ones = (1,) * (image.dim() - 2)
+    is_each = tuple(sizes[1]) == (*sizes[0][:2], *ones) and tuple(sizes[0][2:]) != ones
+    return is_each and factor.dtype == image.dtype
 
 
 def _lies_in_order(editor: Editor, x: Value) -> bool:

@@ -14,7 +14,7 @@ def simplify(editor: Editor) -> None:
         return  # what is written to must not be shared
     returned = escaping(editor)
     _leave_out_copies(editor, returned)
-    _join_views(editor)
+    join_views(editor)
     _share(editor, returned)
 
 
@@ -51,7 +51,7 @@ def _lie_alike(a: Value, b: Value) -> bool:
     return is_alike and are_same(a.meta.stride(), b.meta.stride())
 
 
-def _join_views(editor: Editor) -> None:
+def join_views(editor: Editor) -> None:
     """A view of a view is one of the first tensor; one of the same shape is that tensor."""
     for step, source, _ in _of(editor, *VIEWS):
         before = editor.made_by(source, *VIEWS)
