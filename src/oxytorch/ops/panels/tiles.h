@@ -149,13 +149,13 @@ static void multiply_tiles(const Tile& tile, std::int64_t rows, Blocks& blocks) 
   } else {
     clear_sums<second_rows, second_panel>();
   }
-  const auto multiply = [&](const std::uint8_t* row,
-                            std::int64_t k) __attribute__((always_inline)) {
-    multiply_step<Dot, second_rows, second_panel, asked>(row, tile.row_bytes, second_bytes,
-                                                         tile.panels + k * 64, tile.panel_bytes,
-                                                         tile.ahead + k * 64);
-    blocks.finish_rows(blocks.pace);
-  };
+  const auto multiply = [&](const std::uint8_t* row, std::int64_t k)
+                            __attribute__((always_inline)) {
+                              multiply_step<Dot, second_rows, second_panel, asked>(
+                                  row, tile.row_bytes, second_bytes, tile.panels + k * 64,
+                                  tile.panel_bytes, tile.ahead + k * 64);
+                              blocks.finish_rows(blocks.pace);
+                            };
   const std::int64_t step = blocks.step;
   if (tile.steps) {
     const std::int32_t* at = tile.steps;
