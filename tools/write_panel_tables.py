@@ -50,12 +50,13 @@ inline constexpr float kLargestFloat8 = {largest_float};
 // in_features that may share a scale.
 inline constexpr std::int64_t kGroupSizes[] = {{{group_sizes}}};
 
-// What is done with a product and its bias. Those from kFirstGated on multiply the activation of
-// every other panel with the panel behind it.
+// What is done with a product and its bias. Those from kFirstSummed on add to an activation, those
+// from kFirstGated on multiply the activation of every other panel with the panel behind it.
 enum class PanelEpilogue : std::int32_t {{ {epilogues} }};
 
 inline constexpr const char* kPanelEpilogues[] = {{{names}}};
 
+inline constexpr PanelEpilogue kFirstSummed = PanelEpilogue::{first_summed};
 inline constexpr PanelEpilogue kFirstGated = PanelEpilogue::{first_gated};
 
 }}  // namespace oxytorch
@@ -80,9 +81,9 @@ def header() -> str:
     """The text of the header."""
     formats, epilogues = _load("formats"), _load("epilogues")
     names = list(epilogues.ACTIVATIONS)
-    gated = [epilogues.is_gated(name) for name in names]
-    if gated != sorted(gated):
-        raise ValueError(f"epilogues.py: expected gated epilogues last, got {names}")
+    kinds = [2 * epilogues.is_gated(name) + epilogues.is_summed(name) for name in names]
+    if kinds != sorted(kinds):
+        raise ValueError(f"epilogues.py: expected sums of activations and gated ones last: {names}")
     tables, rows = "", ""
     for format in formats.FORMATS.values():
         table = "nullptr"
@@ -108,7 +109,8 @@ def header() -> str:
         group_sizes=_joined(formats.GROUP_SIZES),
         epilogues=_joined(names),
         names=_joined(f'"{name}"' for name in names),
-        first_gated=names[gated.index(True)],
+        first_summed=names[kinds.index(1)],
+        first_gated=names[kinds.index(2)],
     )
 
 

@@ -429,8 +429,9 @@ CASES: list[tuple[str, Callable[[], object]]] = [
     ),
     (
         "linear_panels: expected epilogue 'none', 'gelu', 'gelu_tanh', 'silu', 'relu', 'tanh', "
-        "'sigmoid', 'hardswish', 'relu6', 'add', 'add_relu', 'silu_mul', 'gelu_mul' or "
-        "'gelu_tanh_mul', got 'sin'",
+        "'sigmoid', 'hardswish', 'relu6', 'add', 'add_relu', 'gelu_add', 'gelu_tanh_add', "
+        "'silu_add', 'relu_add', 'tanh_add', 'sigmoid_add', 'hardswish_add', 'relu6_add', "
+        "'silu_mul', 'gelu_mul' or 'gelu_tanh_mul', got 'sin'",
         lambda: ops.linear_panels(ones(3, 64), *INT4, epilogue="sin"),
     ),
     (

@@ -65,7 +65,7 @@ def test_header_of_panels_has_every_format_and_epilogue(monkeypatch: pytest.Monk
         tool.header()
     monkeypatch.setattr(lists["formats"], "FORMATS", {})
     monkeypatch.setitem(lists["epilogues"].ACTIVATIONS, "late", ACTIVATIONS["none"])
-    with pytest.raises(ValueError, match="expected gated epilogues last"):
+    with pytest.raises(ValueError, match="expected sums of activations and gated ones last"):
         tool.header()
 
 

@@ -100,6 +100,8 @@ BEHIND: dict[str, tuple[Callable[[Any, Tensor], Any], list[str], list[str]]] = {
     "hardswish": (lambda m, x: F.hardswish(m.c(x)), ['"hardswish"'], ["aten::hardswish"]),
     "sum": (lambda m, x: m.n(m.c(x)) + x, ['"add"'], [" add "]),
     "sum and relu": (lambda m, x: (x + m.n(m.c(x))).relu(), ['"add_relu"'], [" add ", "relu "]),
+    "silu and sum": (lambda m, x: F.silu(m.c(x)) + x, ['"silu_add"'], [" add ", "aten::silu"]),
+    "relu, norm and sum": (lambda m, x: x + m.n(m.c(x)).relu(), ['"relu_add"'], [" add ", "relu "]),
     "sum and silu": (lambda m, x: F.silu(m.c(x) + x), ['"add"', "aten::silu"], [" add "]),
     "one-sided zeros": (
         lambda m, x: m.c(F.pad(x, (0, 1, 2, 0))),

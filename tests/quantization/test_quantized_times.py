@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -40,7 +41,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
 
         monkeypatch.setattr(quantized_times, "_times_of", times_of)
         monkeypatch.setattr(quantized_times, "_rounding", lambda value: rounding)
-        monkeypatch.setattr(tune, "paired", lambda first, second, sample: (whole, 1.0, whole))
+        monkeypatch.setattr(tune, "paired_runs", lambda *_: (whole, 1.0, whole))
 
     return set_times
 
@@ -75,6 +76,35 @@ def test_a_layer_that_loses_stays_floating_and_the_times_are_said(given: Given) 
 def test_layers_stay_of_integers_where_the_whole_model_is_no_faster_without(given: Given) -> None:
     given({0: GOOD, 1: GOOD, 2: BAD}, whole=1.0)
     assert computed(oxytorch.quantize(chain(), DATA)) == ["static"] * 3
+
+
+@pytest.mark.parametrize("whole", [0.9, 1.0])
+def test_both_models_that_are_timed_share_their_weights(
+    whole: float, given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given({0: GOOD, 1: BAD})
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 37), nn.Linear(37, 32)).eval()
+    found = []
+
+    def paired(first: Callable[[], None], second: Callable[[], None], *_: object) -> object:
+        first(), second()
+        gc.collect()
+        tensors = (each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter))
+        weights = (t for t in tensors if t.dtype == torch.bfloat16 and t.shape == (37, 32))
+        found.append(len({t.data_ptr() for t in weights if t.device.type == "cpu"}))
+        return whole, 1.0, whole
+
+    monkeypatch.setattr(tune, "paired_runs", paired)
+    quantized = oxytorch.quantize(model, DATA, dtype=torch.bfloat16)
+    assert found == [1]
+    assert computed(quantized) == ["static", "float" if whole < 1 else "static"]
+    text = "\n".join(map(str, quantized.forward.programs()))  # type: ignore[operator, union-attr]
+    assert text.count("oxytorch::quantized_linear") == (1 if whole < 1 else 2)
+    with torch.inference_mode():
+        assert (quantized(DATA[0]).float() - model(DATA[0])).norm() < 0.05 * model(DATA[0]).norm()
+    again = oxytorch.undo(quantized)
+    assert "forward" not in again.__dict__
 
 
 def test_rounding_counts_for_the_layers_that_are_given_numbers(given: Given) -> None:

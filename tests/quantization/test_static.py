@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from int8_models import Block, Residual, Shuffled, calibrated, error, run
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import oxytorch
 from oxytorch import isa
@@ -26,6 +28,7 @@ from oxytorch.quantization import (
     recipe_of,
     save_recipe,
 )
+from tiny import Formula
 
 IMAGES = [torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(n)) for n in range(6)]
 TOKENS = [torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(n)) for n in range(6)]
@@ -343,7 +346,8 @@ def test_progress_without_a_known_end_counts(capsys: pytest.CaptureFixture[str])
 
 def test_a_constant_batch_is_no_harm() -> None:
     model = Residual().eval()
-    quantized = quantize(model, [torch.zeros(1, 3, 32, 32)])
+    with pytest.warns(UserWarning, match="one value alone in all inputs of it"):
+        quantized = quantize(model, [torch.zeros(1, 3, 32, 32)])
     assert run(quantized, IMAGES[0]).isfinite().all()
     wanted = run(model, torch.zeros(1, 3, 32, 32))
     assert error(run(quantized, torch.zeros(1, 3, 32, 32)), wanted) < 0.05
@@ -413,3 +417,72 @@ def test_further_sizes_are_proven_and_served_in_bytes() -> None:
             torch.testing.assert_close(first, again, rtol=0, atol=0)
             assert not torch.equal(first, model(x))
     assert "sizes are proven" in "\n".join(oxytorch.explain(made).calls)
+
+
+class Summed(nn.Module):
+    """A shortcut around an activation, as YOLO's bottlenecks have it."""
+
+    def __init__(self, layer: Callable[[], nn.Module], activation: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.first, self.inner, self.last = layer(), layer(), layer()
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.first(x))
+        result: Tensor = self.last(x + self.activation(self.inner(x)))
+        return result
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(48, 48), (6, 48)),
+    "convolution": (lambda: nn.Conv2d(16, 16, 3, padding=1), (2, 16, 9, 9)),
+    "depthwise": (lambda: nn.Conv2d(16, 16, 3, padding=1, groups=16), (2, 16, 9, 9)),
+}
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", ["silu", "gelu", "relu", "hardswish", "tanh"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_an_activation_before_a_sum_is_computed_with_it(kind: str, name: str, dtype: Any) -> None:
+    torch.manual_seed(0)
+    make, size = LAYERS[kind]
+    model = Summed(make, getattr(F, name)).eval()
+    data = [torch.randn(size) for _ in range(4)]
+    config = Int8StaticActivationInt8Weight(only_faster=False)
+    quantized = quantize(model, data, config, dtype=dtype)
+    assert error(run(quantized, data[0]), run(model, data[0])) < 0.05
+    text = programs(quantized)
+    assert re.search(rf'some [-.e\d]+ \d+ "{name}_add" "uint8"', text)  # of bytes
+    assert text.count("oxytorch::quantize_per_tensor") == 1 and "dequantize" not in text
+    assert "= add " not in text and f"aten::{name}" not in text
+
+
+CLAMPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "clamp_min": lambda x: x.clamp_min(0.1),
+    "clamp_min in place": lambda x: x.clamp_min_(0),
+    "clamp_max": lambda x: x.clamp_max(1),
+    "clamp_min of a tensor": lambda x: x.clamp_min(torch.tensor(0.1)),
+    "clamp_max of a tensor": lambda x: torch.clamp_max(x, torch.tensor(0.5)),
+    "clamp": lambda x: x.clamp(-1, 1),
+    "clamp of one end": lambda x: x.clamp(min=0.0),
+    "clamp of tensors": lambda x: x.clamp(torch.tensor(-0.5), torch.tensor(1.0)),
+    "clamp of a row": lambda x: x.clamp(max=x.abs().mean(1, keepdim=True)),
+    "clip": lambda x: x.clip(-1, 2),
+    "hardtanh": lambda x: F.hardtanh(x, -0.5, 2.0),
+    "hardtanh in place": lambda x: F.hardtanh(x, 0, 6, inplace=True),
+    "threshold": lambda x: F.threshold(x, 0.1, 0.0),
+    "maximum": lambda x: torch.maximum(x, torch.tensor(0.0)),
+    "fmin": lambda x: torch.fmin(x, torch.tensor(1.0)),
+}
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", CLAMPS)
+def test_layers_around_a_clamp_multiply_integers(name: str, dtype: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 16), Formula(CLAMPS[name]), nn.Linear(16, 16)).eval()
+    data = [torch.randn(5, 32) for _ in range(4)]
+    config = Int8StaticActivationInt8Weight(only_faster=False)
+    quantized = quantize(model, data, config, dtype=dtype)
+    assert programs(quantized).count("oxytorch::quantized_linear") == 2
+    assert error(run(quantized, data[0]), run(model, data[0])) < 0.05

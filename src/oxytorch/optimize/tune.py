@@ -335,10 +335,16 @@ def _differs(model: nn.Module, name: str) -> bool:
 
 def paired(first: nn.Module, second: nn.Module, sample: SampleInput) -> tuple[float, float, float]:
     """Median ratio second / first over paired rounds, and both median times in seconds."""
+    return paired_runs(_call(first, sample), _call(second, sample), sample, first, second)
 
-    runs = (_call(first, sample), _call(second, sample))
+
+def paired_runs(
+    first: Run, second: Run, sample: SampleInput, *models: nn.Module
+) -> tuple[float, float, float]:
+    """The same of calls of models on the sample."""
+    runs = (first, second)
     measure.hold_heap()
-    with sample.running(first, second), torch.no_grad():
+    with sample.running(*models), torch.no_grad():
         for run in runs:
             run()
         is_short = sum(map(_seconds, runs)) < SHORT

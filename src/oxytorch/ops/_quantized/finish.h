@@ -47,23 +47,37 @@ struct PrecisionOf<std::uint8_t> {
   using Type = float;
 };
 
+// In place of a type: `other` is of `other_number`, which each vector asks for.
+struct AnyNumber {};
+
+// What is added from other[at] on.
 template <class T, class Count>
-OXY_INLINE f32v load_other(const ByteResult& result, const T* other, Count count) {
-  if constexpr (kIsByte<T>) {
-    const i32v whole = load_whole(other, count) - result.other_zero_point;
-    return product(__builtin_convertvector(whole, f32v), splat(result.other_scale));
+OXY_INLINE f32v load_other(const ByteResult& result, std::int64_t at, Count count) {
+  if constexpr (__is_same(T, AnyNumber)) {
+    f32v v{};
+    with_number(result.other_number,
+                [&](auto number) { v = load_other<decltype(number)>(result, at, count); });
+    return v;
   } else {
-    return load(other, count);
+    const T* other = static_cast<const T*>(result.other) + at;
+    if constexpr (kIsByte<T>) {
+      const i32v whole = load_whole(other, count) - result.other_zero_point;
+      return product(__builtin_convertvector(whole, f32v), splat(result.other_scale));
+    } else {
+      return load(other, count);
+    }
   }
 }
 
-// A result from its scaled sum; `other`: what is added to it.
+// A result from its scaled sum; `other`: the place of what is added to it.
 template <PanelEpilogue epilogue, class Out, class Other, class Count>
 OXY_INLINE f32v finished(const ByteResult& result, f32v v, f32v scale, f32v bias,
-                         const Other* other, Count count) {
+                         std::int64_t other, Count count) {
   v = product(v, scale) + bias;
-  v = activate(epilogue, v, typename PrecisionOf<Out>::Type{});
-  if constexpr (adds_other(epilogue)) v = total(epilogue, v, load_other(result, other, count));
+  v = activate_in<epilogue>(result.epilogue, v, typename PrecisionOf<Out>::Type{});
+  if constexpr (adds_other(epilogue)) {
+    v = total(epilogue, v, load_other<Other>(result, other, count));
+  }
   return v;
 }
 
@@ -76,7 +90,8 @@ OXY_INLINE f32v load_sums(const std::int32_t* sums) {
 // Epilogues for which it pays to know that results fit.
 constexpr bool is_cheap(PanelEpilogue epilogue) {
   return epilogue == PanelEpilogue::none || epilogue == PanelEpilogue::relu ||
-         epilogue == PanelEpilogue::relu6 || adds_other(epilogue);
+         epilogue == PanelEpilogue::relu6 || epilogue == PanelEpilogue::add ||
+         epilogue == PanelEpilogue::add_relu;
 }
 
 // `count` neighbouring vectors of rows, which are finished four at a time.
@@ -115,10 +130,10 @@ struct ByteVectors {
       if (!fit && job.row_scales) v[i] *= job.row_scales[r + i / count * next];
     }
     const std::int64_t at = job.output + first, row = job.row + r;
-    const Other* other = static_cast<const Other*>(result.other) + row * result.other_stride + at;
+    const std::int64_t other = row * result.other_stride + at;
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      v[i] = finished<epilogue, Out>(
+      v[i] = finished<epilogue, Out, Other>(
           result, v[i], scales[i % count], biases[i % count],
           other + i / count * next * result.other_stride + i % count * kLanes, Whole{});
     }
@@ -191,9 +206,8 @@ static void finish_byte_rows(const Finishing& given, std::int64_t begin, std::in
       const std::int64_t row = job.row + r, at = job.output + i;
       f32v v = load_sums(job.sums + r * job.stride + i);
       if (job.row_scales) v *= job.row_scales[r];
-      v = finished<epilogue, Out>(
-          result, v, scale, bias,
-          static_cast<const Other*>(result.other) + row * result.other_stride + at, count);
+      v = finished<epilogue, Out, Other>(result, v, scale, bias, row * result.other_stride + at,
+                                         count);
       Out* to = static_cast<Out*>(result.out) + row * result.out_stride + at;
       if constexpr (kIsByte<Out>) {
         store_byte_lanes(to, steps.bytes(v), count);
@@ -208,6 +222,8 @@ template <PanelEpilogue epilogue, class Out>
 OXY_INLINE FinishRows finish_with_other(const ByteResult& result) {
   if constexpr (!adds_other(epilogue)) {
     return &finish_byte_rows<epilogue, Out, float>;
+  } else if constexpr (is_summed(epilogue)) {
+    return &finish_byte_rows<epilogue, Out, AnyNumber>;
   } else {
     FinishRows found = nullptr;
     with_number(result.other_number,
@@ -219,11 +235,13 @@ OXY_INLINE FinishRows finish_with_other(const ByteResult& result) {
 template <int number = 0>
 static FinishRows finish_of(const ByteResult& result) {
   constexpr PanelEpilogue epilogue = static_cast<PanelEpilogue>(number);
-  if (result.epilogue == epilogue) {
-    FinishRows found = nullptr;
-    with_number(result.number,
-                [&](auto out) { found = finish_with_other<epilogue, decltype(out)>(result); });
-    return found;
+  if constexpr (compiled_as(epilogue) == epilogue) {
+    if (compiled_as(result.epilogue) == epilogue) {
+      FinishRows found = nullptr;
+      with_number(result.number,
+                  [&](auto out) { found = finish_with_other<epilogue, decltype(out)>(result); });
+      return found;
+    }
   }
   if constexpr (number + 1 < static_cast<int>(kFirstGated)) return finish_of<number + 1>(result);
   return nullptr;

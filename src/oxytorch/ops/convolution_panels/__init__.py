@@ -92,6 +92,7 @@ _CALLS: tuple[tuple[tuple[int, ...], int, tuple[int, ...], int, int, int, int, b
     ((1, 4, 5, 6, 7), 3, (3, 2, 3), 1, 1, 1, 1, True, "none"),
     ((1, 72, 5, 5), 80, (5, 5), 1, 2, 1, 1, True, "hardswish"),
     ((0, 8, 7, 7), 8, (3, 3), 1, 1, 1, 1, True, "none"),
+    ((1, 16, 9, 7), 20, (3, 3), 1, 1, 1, 1, True, "silu_add"),
 )
 
 

@@ -61,6 +61,7 @@ _CALLS: tuple[tuple[tuple[int, ...], tuple[int, ...], int, int, int, bool, str],
     ((1, 20, 5, 6, 7), (3, 3, 3), 1, 1, 1, False, "relu"),
     ((1, 8, 4, 40), (2, 4), 3, 0, 1, True, "gelu"),
     ((0, 8, 7, 7), (3, 3), 1, 1, 1, True, "none"),
+    ((1, 24, 9, 7), (3, 3), 1, 1, 1, True, "relu_add"),
 )
 
 

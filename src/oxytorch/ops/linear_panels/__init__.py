@@ -43,7 +43,8 @@ def linear_panels(
     out_features: of the result.
     bias: [out_features], of x's dtype or float32.
     epilogue: "none", "gelu", "gelu_tanh", "silu", "relu", "tanh", "sigmoid", "hardswish", "relu6";
-        "add" adds other [..., out_features], "add_relu" is the ReLU of that sum; "silu_mul",
+        "add" adds other [..., out_features], "add_relu" is the ReLU of that sum, "gelu_add" adds
+        to an activation, as "silu_add" and so on do; "silu_mul",
         "gelu_mul", "gelu_tanh_mul": panels alternate between gate and up, the activation of the
         gate's result multiplies the up's, and bias has both, gate before up.
     activation_dtype: for int8 and int4. "int8" rounds x to 255 steps a row, dynamically; else

@@ -24,26 +24,40 @@ OXY_INLINE f32v activate(PanelEpilogue epilogue, f32v v, T) {
     case PanelEpilogue::add_relu:
       return v;
     case PanelEpilogue::gelu:
+    case PanelEpilogue::gelu_add:
     case PanelEpilogue::gelu_mul:
       return gelu(v, T{});
     case PanelEpilogue::gelu_tanh:
+    case PanelEpilogue::gelu_tanh_add:
     case PanelEpilogue::gelu_tanh_mul:
       return gelu_tanh(v, T{});
     case PanelEpilogue::silu:
+    case PanelEpilogue::silu_add:
     case PanelEpilogue::silu_mul:
       return v * sigmoid(v, T{});
     case PanelEpilogue::relu:
+    case PanelEpilogue::relu_add:
       return relu(v);
     case PanelEpilogue::relu6:
+    case PanelEpilogue::relu6_add:
       return minimum(splat(6.0f), relu(v));
     case PanelEpilogue::tanh:
+    case PanelEpilogue::tanh_add:
       return hyperbolic_tangent(v, T{});
     case PanelEpilogue::sigmoid:
+    case PanelEpilogue::sigmoid_add:
       return sigmoid(v, T{});
     case PanelEpilogue::hardswish:
+    case PanelEpilogue::hardswish_add:
       return v * maximum(splat(0.0f), minimum(splat(6.0f), v + 3.0f)) * (1.0f / 6.0f);
   }
   return v;
+}
+
+// The same in the code of an epilogue (`compiled_as`), for one that has it.
+template <PanelEpilogue code, class T>
+OXY_INLINE f32v activate_in(PanelEpilogue epilogue, f32v v, T) {
+  return activate(is_summed(code) ? epilogue : code, v, T{});
 }
 
 // v + from[i]; nothing where `from` is null.

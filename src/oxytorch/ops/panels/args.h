@@ -22,8 +22,20 @@ constexpr bool is_integer(PanelCodec codec) {
   return codec == PanelCodec::bytes || codec == PanelCodec::nibbles;
 }
 
+// Whether another tensor is added to an activation.
+constexpr bool is_summed(PanelEpilogue epilogue) {
+  return epilogue >= kFirstSummed && epilogue < kFirstGated;
+}
+
 constexpr bool adds_other(PanelEpilogue epilogue) {
-  return epilogue == PanelEpilogue::add || epilogue == PanelEpilogue::add_relu;
+  return epilogue == PanelEpilogue::add || epilogue == PanelEpilogue::add_relu ||
+         is_summed(epilogue);
+}
+
+// The epilogue whose code computes this one: all sums of activations have one, which asks for the
+// activation while it runs, as that costs little beside what it is followed by.
+constexpr PanelEpilogue compiled_as(PanelEpilogue epilogue) {
+  return is_summed(epilogue) ? kFirstSummed : epilogue;
 }
 
 constexpr bool is_gated(PanelEpilogue epilogue) { return epilogue >= kFirstGated; }

@@ -99,6 +99,7 @@ static void finish_rows(const GemmProduct& product, const SumsBlock& block,
   // hold: it would be copied by way of memory.
   const float *const sums = block.sums, *const scales = numbers.scales + offset;
   const float *const biases = numbers.biases + offset, *row_scales = nullptr;
+  const PanelEpilogue given = result.epilogue;
   if constexpr (has_scales) {
     const PreparedRows& x = product.prepared;
     if (x.scales) row_scales = x.scales + x.first + block.first_row;
@@ -114,7 +115,7 @@ static void finish_rows(const GemmProduct& product, const SumsBlock& block,
   const auto outputs = [=](std::int64_t row, std::int64_t i,
                            auto lanes) __attribute__((always_inline)) {
     const std::int64_t at = i / kPanelOutputs * kStep * kPanelOutputs + i % kPanelOutputs;
-    f32v v = activate(epilogue, finished_sum(row, at), T{});
+    f32v v = activate_in<epilogue>(given, finished_sum(row, at), T{});
     if constexpr (is_gated(epilogue)) v *= finished_sum(row, at + kPanelOutputs);
     if constexpr (adds_other(epilogue)) {
       v = total(epilogue, v, load(other + row * other_stride + i, lanes));
@@ -138,11 +139,13 @@ struct EpilogueConstant {
   static constexpr PanelEpilogue value = epilogue;
 };
 
-// Calls body(EpilogueConstant<epilogue>{}).
+// Calls body(EpilogueConstant<compiled_as(epilogue)>{}).
 template <int number = 0, class Body>
 OXY_INLINE void with_epilogue(PanelEpilogue epilogue, Body body) {
   using Constant = EpilogueConstant<static_cast<PanelEpilogue>(number)>;
-  if (epilogue == Constant::value) return body(Constant{});
+  if constexpr (compiled_as(Constant::value) == Constant::value) {
+    if (compiled_as(epilogue) == Constant::value) return body(Constant{});
+  }
   constexpr int kCount = sizeof(kPanelEpilogues) / sizeof(kPanelEpilogues[0]);
   if constexpr (number + 1 < kCount) with_epilogue<number + 1>(epilogue, body);
 }

@@ -237,12 +237,13 @@ static void finish_float_block(const FloatGemmArgs& args, const FloatItem& item,
   const std::int64_t most = item.panels / kStep * kPanelOutputs;
   const std::int64_t outputs = left < most ? left : most, rows = item.rows;
   const std::int64_t stride = result.out_stride, other_stride = result.other_stride;
+  const PanelEpilogue given = result.epilogue;
   float* to = static_cast<float*>(result.out) + item.row * stride + first;
   const auto* other = static_cast<const float*>(result.other) + item.row * other_stride + first;
   for (std::int64_t r = 0; r < rows; ++r) {
     sweep(0, outputs, [&](std::int64_t i, auto count) __attribute__((always_inline)) {
       const float* sum = sums + (i / kPanelOutputs * kStep) * kPanelOutputs + i % kPanelOutputs;
-      f32v v = activate(epilogue, load(sum), float{});
+      f32v v = activate_in<epilogue>(given, load(sum), float{});
       if constexpr (is_gated(epilogue)) v *= load(sum + kPanelOutputs);
       if constexpr (adds_other(epilogue)) v = total(epilogue, v, load(other + i, count));
       store(to + i, v, count);

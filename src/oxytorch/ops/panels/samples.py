@@ -38,10 +38,13 @@ _SUMS: tuple[tuple[int, int, int, int | None, bool, bool, str, str], ...] = (
     (11, 20, 64, None, False, True, "relu6", "none"),
     (2, 33, 128, None, False, True, "add_relu", "none"),
     (13, 40, 70, None, False, True, "add_relu", "none"),
+    (5, 50, 96, None, False, True, "silu_add", "none"),
+    (12, 33, 64, None, False, True, "gelu_tanh_add", "none"),
+    (1, 24, 130, None, False, False, "hardswish_add", "none"),
 )
 
 # Those that one format is enough to try.
-_RARE = ("sigmoid", "tanh", "hardswish", "relu6")
+_RARE = ("sigmoid", "tanh", "hardswish", "relu6", "gelu_tanh_add", "hardswish_add")
 
 
 def linear_calls(

@@ -166,6 +166,8 @@ _CALLS: tuple[_Call, ...] = (
     ((2, 40, 31), 40, (9,), 1, 4, 1, 40, ("int8", None, "uint8"), True, "none"),
     ((1, 20, 5, 6, 7), 20, (3, 3, 3), 2, 1, 1, 20, ("uint8", "int8", "int8"), True, "add"),
     ((0, 8, 7, 7), 8, (3, 3), 1, 1, 1, 1, ("uint8", None, "uint8"), True, "none"),
+    ((1, 32, 9, 8), 48, (3, 3), 1, 1, 1, 1, ("uint8", "uint8", "uint8"), True, "silu_add"),
+    ((2, 24, 7, 7), 24, (3, 3), 1, 1, 1, 24, ("int8", None, "int8"), False, "gelu_add"),
 )
 
 

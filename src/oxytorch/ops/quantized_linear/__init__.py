@@ -98,6 +98,9 @@ _CALLS: tuple[tuple[int, int, int, str | None, str | None, str | None, bool, str
     (33, 64, 64, "int8", None, None, True, "hardswish"),
     (50, 33, 320, "uint8", None, None, True, "add"),
     (300, 70, 64, "uint8", None, "uint8", True, "none"),
+    (7, 90, 64, "uint8", "uint8", "uint8", True, "silu_add"),
+    (40, 48, 128, None, None, None, False, "gelu_add"),
+    (18, 33, 64, "int8", "int8", "uint8", True, "relu_add"),
     (0, 16, 64, "uint8", None, None, False, "none"),
 )
 

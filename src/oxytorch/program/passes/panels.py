@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...ops.linear import supports
+from ...ops.panels.epilogues import ADDED
 from ...ops.panels.formats import PLAIN_NAMES
 from ..program import Some, Step, Value
 from .editor import Editor, is_contiguous, known
@@ -115,13 +116,19 @@ def _fuse(editor: Editor, step: Step) -> None:
     epilogue, other = epilogue_of(taker), other_of_sum(taker, result)
     if arguments[last] == '"add"' and epilogue == "relu":
         arguments[last] = '"add_relu"'
+    elif other is not None and (summed := _summed(arguments[last])) in ADDED:
+        arguments[place], arguments[last] = Some(other), f'"{summed}"'
     elif arguments[last] != '"none"':
         return
     elif epilogue is not None:
         arguments[last] = f'"{epilogue}"'
-    elif other is not None:
-        arguments[place], arguments[last] = Some(other), '"add"'
     else:
         return
     editor.replace(step)
     editor.replace(taker, Step(step.target, arguments, taker.results))
+
+
+def _summed(epilogue: str) -> str:
+    """The epilogue that adds another tensor behind one; there is not one for all."""
+    name = epilogue.strip('"')
+    return "add" if name == "none" else f"{name}_add"

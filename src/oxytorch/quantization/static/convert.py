@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 from collections.abc import Iterable, Sized
@@ -23,6 +24,7 @@ from ...program.passes.quantized_layers import Layers, Quantized
 from ...program.passes.recurrent import SLOWER
 from ...program.replay import Replay
 from ...rewriting import measure
+from ...rewriting.changes import forwards_set
 from ...rewriting.copies import Separation, copied
 from ...rewriting.measure import steady_heap
 from ...rewriting.memory import nbytes
@@ -36,6 +38,7 @@ from .prepare import (
     Observations,
     calibration_of,
     prepared,
+    uncapturable,
 )
 from .recipe import ALIKE, Recipe
 from .runs import names_of
@@ -72,6 +75,17 @@ class QuantizedReplay(Replay):
     def slower(self) -> dict[str, str]:
         """Why layers that are of bytes seemed slower so, by name."""
         return {name: why for name, why in self._timed.items() if why}
+
+    def again(self, recipe: Recipe) -> QuantizedReplay:
+        """What stands in for the same module by another recipe. It has no program yet."""
+        made = copy.copy(self)
+        made.recipe, made.layers, made._timed, made._pays = recipe, recipe.chosen(), {}, {}
+        made._start()
+        return made
+
+    def take_over(self, other: QuantizedReplay) -> None:
+        """Run the programs of another one of the same module."""
+        vars(self).update(vars(other))
 
     def settle(self) -> None:
         """Keep what the times of the first program decided, for those of other sizes."""
@@ -178,9 +192,7 @@ def _converted(
     with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
         result, context, replay = _made(model, recipe, sample, dtype)
         if replay.slower and measure.TIMED:
-            other = _made(model, recipe.with_slower(replay.slower), sample, dtype)
-            if tune.paired(result, other[0], sample)[0] <= tune.GAIN:
-                result, context, replay = other
+            _keep_faster(result, replay, sample)
     replay.settle()
     _report(context, replay.recipe)
     report = explain(result)
@@ -207,6 +219,28 @@ def _made(
         raise ValueError(f"convert: {type(model).__name__} cannot be captured: {why}; {OTHERWISE}")
     separate(result)
     return result, context, result.__dict__["forward"]
+
+
+def _keep_faster(model: nn.Module, replay: QuantizedReplay, sample: SampleInput) -> None:
+    """Leave the layers that seem slower in integers in floating point, if the whole model is faster
+    so. Both programs take the same weights.
+
+    replay: what stands in for the model.
+    """
+    other = replay.again(replay.recipe.with_slower(replay.slower))
+    try:
+        with sample.learning(model) as written:
+            other.prepare(*sample.call, written)
+    except CaptureError as error:
+        raise uncapturable("convert", model, error) from error
+
+    def call(forward: QuantizedReplay) -> None:
+        with forwards_set({model: forward}):
+            sample.given_to(model)
+
+    ratio, *_ = tune.paired_runs(partial(call, replay), partial(call, other), sample, model)
+    if ratio <= tune.GAIN:
+        replay.take_over(other)
 
 
 def _look(recipe: Recipe, context: OptimizeContext) -> None:
@@ -329,4 +363,7 @@ def quantize(
             "500 typical inputs"
         )
     show(count, count, "")
-    return convert(watching, dtype=dtype)
+    recipe = calibration.recipe()
+    _warn_of_constants(recipe)
+    calibration.forget_programs()  # which hold what folds made of weights
+    return convert(watching, recipe, dtype=dtype)

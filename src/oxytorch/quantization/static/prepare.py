@@ -228,6 +228,10 @@ class Calibration(AroundForward, Observations):
         self.__dict__.update(state)
         self._runs = self._new_runs()
 
+    def forget_programs(self) -> None:
+        """Free the programs of the calls that were seen; further calls make them again."""
+        self._runs = self._new_runs()
+
     def add_form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObservedProgram:
         """Record a call of a further form. Raises CaptureError."""
         program = self._runs.add_form(args, kwargs)
