@@ -230,7 +230,7 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: ops.activation(whole(3), "clamp", [0.0, 1.0]),
     ),
     (
-        "activation: expected name one of 'leaky_relu', 'clamp', 'elu', 'power', got 'relu'",
+        "activation: expected name one of 'leaky_relu', 'clamp', 'elu', 'power', 'mish', got 'rel",
         lambda: ops.activation(ones(3), "relu", []),
     ),
     (

@@ -1,4 +1,4 @@
-"""Activations with numbers, of each element of a tensor."""
+"""Activations, most of them with numbers, of each element of a tensor."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "clamp": torch.clamp,
     "elu": _elu,
     "power": torch.pow,
+    "mish": F.mish,
 }
 """What each computes of x and its numbers; names.h has the same names in the same order."""
 
@@ -33,7 +34,8 @@ def activation(x: Tensor, name: str, numbers: Sequence[float]) -> Tensor:
 
     x: float32, bfloat16 or float16.
     name: "leaky_relu" with the numbers slope; "clamp" with least and most, infinite where there is
-        none; "elu" with alpha, scale and input_scale; "power" with a whole exponent from 2 to 8.
+        none; "elu" with alpha, scale and input_scale; "power" with a whole exponent from 2 to 8;
+        "mish" without numbers.
     numbers: those of the activation; the kernel takes them as float32.
 
     Returns a tensor of x's shape and dtype, in its order if that is dense. Computes in float32,
@@ -56,7 +58,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         shapes = [rows_of_bytes(MEBI // 4 if size == "cache" else 160 * MEBI, 4096, dtype)] * 4
     else:
         calls += [("clamp", [-float("inf"), 0.5]), ("elu", [1.6, 1.05, 0.7]), ("power", [2.0])]
-        calls.append(("power", [6.0]))
+        calls += [("power", [6.0]), ("mish", [])]
     for index, shape in enumerate(shapes):
         name, numbers = calls[index % len(calls)]
         yield Sample(f"{shape_name(shape)}-{name}", (values(*shape, dtype=dtype), name, numbers))
@@ -67,7 +69,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
 def _special(dtype: torch.dtype, calls: list[tuple[str, list[float]]]) -> Iterator[Sample]:
     x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -1e-6, -30, -100])
     for name, numbers in calls:
-        yield Sample(f"special-{name}-{numbers[0]}", (x.repeat(40).to(dtype), name, numbers))
+        yield Sample(f"special-{name}-{sum(numbers)}", (x.repeat(40).to(dtype), name, numbers))
 
 
 def cost(x: Tensor, **rest: object) -> Cost:

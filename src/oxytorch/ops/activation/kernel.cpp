@@ -11,6 +11,15 @@ OXY_INLINE f32v exponential_less_one(f32v x, T) {
   return 2.0f * t * inverse(1.0f - t, T{});
 }
 
+// x tanh(log(1 + exp(x))); with e = exp(x) the tanh is (e^2 + 2 e) / (e^2 + 2 e + 2), where no
+// digits cancel. From 20 on it is 1.
+template <class T>
+OXY_INLINE f32v mish(f32v x, T) {
+  const f32v e = exponential(minimum(splat(20.0f), x));
+  const f32v n = e * (e + 2.0f);
+  return x * (n * inverse(n + 2.0f, T{}));
+}
+
 OXY_INLINE f32v power(f32v v, int exponent) {
   f32v found = v;
   for (int i = 1; i < exponent; ++i) found = found * v;
@@ -32,6 +41,8 @@ OXY_INLINE f32v activated(const float* numbers, f32v v, T) {
     }
     case Activation::power:
       return power(v, static_cast<int>(numbers[0]));
+    case Activation::mish:
+      return mish(v, T{});
   }
   return v;
 }

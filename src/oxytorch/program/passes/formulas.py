@@ -31,8 +31,11 @@ def activations(editor: Editor) -> None:
 
 
 def with_numbers(editor: Editor) -> None:
-    """Compute x * x * x, and the larger and then the smaller of x and a number, in one sweep."""
+    """Compute mish, x * x * x, and clamping by two numbers, each in one sweep."""
     for step in editor.steps.steps:
+        if step.target == "aten::mish" and _is_narrow(step.arguments[0]):  # torch's is slow
+            words = [step.arguments[0], *activation_words("mish", [])]
+            editor.replace(step, Step(ACTIVATION, words, step.results))
         found = _clamp(editor, step) or _cube(editor, step)
         if found is None:
             continue
@@ -40,10 +43,15 @@ def with_numbers(editor: Editor) -> None:
         made = None if inner is None else inner.results[0]
         if inner is None or made is None or editor.only_taker(made) is not step:
             continue
-        if isinstance(x, Value) and x.meta is not None and x.meta.dtype in DTYPES:
+        if _is_narrow(x):
             editor.replace(inner)
             editor.replace(step, Step(ACTIVATION, [x, *words], step.results))
     editor.apply()
+
+
+def _is_narrow(value: Argument) -> bool:
+    """Whether a tensor is known to have a dtype that kernels of ours take."""
+    return isinstance(value, Value) and value.meta is not None and value.meta.dtype in DTYPES
 
 
 _Joined = tuple[Step | None, Argument, list[Argument]]
