@@ -1,8 +1,8 @@
 // A call of a linear layer with a packed weight, from Python's objects to the product, in one
 // function of Python's: small layers take less time than the Python around them.
 //
-// It stands before the same in Python (optimize/passes/packed_layers.py), which runs where anything is not
-// as it was when this was made, or is unusual.
+// It stands before the same in Python (optimize/passes/packed_layers.py), which runs where anything
+// is not as it was when this was made, or is unusual.
 #include <optional>
 
 #include "core/export.h"
