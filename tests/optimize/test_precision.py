@@ -111,6 +111,51 @@ def test_nothing_is_converted_where_all_is_as_fast_as_it_was(
             assert model(x.to(BF16)).dtype == BF16
 
 
+class Buffers(nn.Module):
+    """A layer between buffers of the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank = nn.Buffer(torch.rand(16, 8))
+        self.layer = nn.Linear(8, 8)
+        self.mixing = nn.Buffer(torch.rand(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.mm(self.layer(x @ self.bank), self.mixing)
+
+
+@pytest.mark.parametrize("given", [{}, {"sample_input": 1}, {"sample_input": 1, "graph": True}])
+def test_buffers_keep_their_dtype_where_no_layer_is_converted(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    _times(monkeypatch, lambda module: (1.0, 1.1, 2.1))
+    stock, x = Buffers().eval(), torch.rand(4, 16)
+    if given:
+        given = {**given, "sample_input": x}
+    model = oxytorch.optimize(stock, dtype=BF16, **given)
+    assert {b.dtype for b in model.buffers()} == {torch.float32}
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-5)
+        assert model(x.to(BF16)).dtype == BF16
+
+
+def test_a_sample_may_be_sparse() -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+            return torch.sparse.mm(adjacency, self.layer(x))
+
+    stock = Graph().eval()
+    sample = (torch.rand(4, 8), torch.eye(4).to_sparse())
+    model = oxytorch.optimize(stock, sample_input=sample, dtype=BF16)
+    with torch.no_grad():
+        found, expected = model(*sample), stock(*sample)
+    torch.testing.assert_close(found.float(), expected, rtol=0.03, atol=0.03)
+
+
 def test_a_layer_that_a_key_names_is_converted_whatever_it_costs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

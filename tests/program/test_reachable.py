@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import os
 import random
+import sys
 import time
 import types
 import weakref
@@ -58,6 +60,8 @@ def _rename(kind: type) -> None:
 
 
 settings_file = types.ModuleType("settings_file")
+settings_file.scale = 1.0  # type: ignore[attr-defined]
+sys.modules["reachable_settings"] = settings_file
 
 
 class Slots:
@@ -99,6 +103,34 @@ def with_empty_variable() -> tuple[Callable[[], bool], Callable[[float], None]]:
         scale = value
 
     return is_filled, fill
+
+
+def _imported_inside() -> Any:
+    import reachable_settings
+
+    return reachable_settings.scale
+
+
+def _imported_from() -> Any:
+    from reachable_settings import scale
+
+    return scale
+
+
+def _imported_if_there() -> float:
+    try:
+        import reachable_plugin
+    except ImportError:
+        return 1.0
+    return float(reachable_plugin.scale)
+
+
+def _may_import(m: Any) -> float:
+    if m.settings.scale == 1.0:
+        return 1.0
+    import reachable_plugin
+
+    return float(reachable_plugin.scale)
 
 
 def _late() -> bool:
@@ -229,6 +261,22 @@ CHANGES: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any], Any]]] = 
         lambda m, x: x * m.settings.scale,
         lambda m: _set(m.settings, "__class__", Doubled),
     ),
+    "imported_inside": (
+        lambda m, x: x * _imported_inside(),
+        lambda m: _set(settings_file, "scale", 2.0),
+    ),
+    "imported_from": (
+        lambda m, x: x * _imported_from(),
+        lambda m: _set(settings_file, "scale", 2.0),
+    ),
+    "not_imported": (
+        lambda m, x: x * _may_import(m),
+        lambda m: _set(sys.modules, "reachable_plugin", settings_file),
+    ),
+    "imported_module": (
+        lambda m, x: x * _imported_inside(),
+        lambda m: _set(sys.modules, "reachable_settings", types.ModuleType("other")),
+    ),
 }
 
 ABSENT: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any], Any]]] = {
@@ -286,6 +334,9 @@ def _everything_back() -> Any:
     VARIABLE.set(1.0)
     os.environ.pop("REACHABLE", None)
     scaled.__defaults__[0][:] = [1.0]  # type: ignore[index]
+    sys.modules["reachable_settings"] = settings_file
+    sys.modules.pop("reachable_plugin", None)
+    settings_file.scale = 1.0  # type: ignore[attr-defined]
     for owner in (Base, nn.Linear, Settings, Meta, scaled, settings_file):
         vars(owner).get("late") and delattr(owner, "late")
     TABLE.pop("late", None)
@@ -376,6 +427,11 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "random": (lambda m, x: x * random.random(), "random"),
     "file": (lambda m, x: x * (1 if os.path.exists("a") else 2), "exists"),
     "array": (lambda m, x: x * float(m.array[0]), "ndarray"),
+    "missing_module": (lambda m, x: x * _imported_if_there(), "import reachable_plugin"),
+    "module_by_name": (
+        lambda m, x: x * importlib.import_module("reachable_settings").scale,
+        "import_module",
+    ),
 }
 
 

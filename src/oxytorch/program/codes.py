@@ -40,6 +40,9 @@ _REFUSED_C = frozenset(["print", "input", "open", "breakpoint", "exec", "eval"])
 
 _IMPORT, _IMPORTER = "_find_and_load", "<frozen importlib._bootstrap>"
 
+_FINDERS = frozenset(["importlib", "importlib.util", "importlib.metadata", "importlib.resources"])
+"""Modules that look for others among files, or load them by a name that the code does not show."""
+
 _READS_OF_ENVIRONMENT = frozenset(
     ["__getitem__", "__contains__", "get", "getenv", "encode", "decode", "check_str", "encodekey"]
 )
@@ -91,6 +94,10 @@ class Codes:
             return
         if code.co_name == _IMPORT and code.co_filename == _IMPORTER:
             self._imports += (event == "call") - (event == "return")
+            has_failed = event == "return" and argument is None and not self._imports
+            if has_failed and _is_theirs(_caller_of_library(frame)):
+                # Whether it can be imported later is a question to files.
+                self._refuse(f"import {frame.f_locals.get('name')}, which is not there")
         elif self._imports:
             return
         elif event == "call":
@@ -103,8 +110,9 @@ class Codes:
                     self.reads_environment = True
                     return
                 is_logger = kind == "logging" and code.co_name == "getLogger"
+                is_finder = name in _FINDERS
                 is_others = kind not in _PURE_LIBRARY and _is_theirs(frame.f_back)
-                if (is_logger or is_others or kind in _IMPURE) and _is_theirs(
+                if (is_logger or is_finder or is_others or kind in _IMPURE) and _is_theirs(
                     _caller_of_library(frame)
                 ):
                     self._refuse(f"{name}.{code.co_name}")

@@ -18,6 +18,7 @@ import copyreg
 import dis
 import functools
 import gc
+import importlib.util
 import logging
 import sys
 import threading
@@ -122,6 +123,8 @@ class Reachable:
             for name in _global_names(code).difference(table):
                 for place in (table, vars(builtins)):
                     self._places.entries.append((place, name, place.get(name, MISSING)))
+            for name in _imported_names(code, table):
+                self._import(name)
         if codes.reads_environment:
             self._todo.append(config.environment)
         while self._todo:
@@ -171,6 +174,15 @@ class Reachable:
 
     def _count(self, table: Any) -> None:
         self._places.sizes.append((table, len(table)))
+
+    def _import(self, name: str) -> None:
+        """A module that code can import while it runs, with those that hold it."""
+        while name:
+            if name in sys.modules:
+                self._entry(sys.modules, name)
+            else:
+                self._places.entries.append((sys.modules, name, MISSING))
+            name = name.rpartition(".")[0]
 
     def _visit(self, value: Any) -> None:
         if id(value) in self._seen or _is_number(value):
@@ -441,6 +453,32 @@ def _global_names(code: types.CodeType) -> frozenset[str]:
     return frozenset(i.argval for i in instructions)
 
 
+def _imported_names(code: types.CodeType, table: dict[str, Any]) -> Iterator[str]:
+    """The full names of the modules that code can import; table: its global variables."""
+    for name, level in _imports(code):
+        if level:
+            package = table.get("__package__") or str(table.get("__name__")).rpartition(".")[0]
+            yield importlib.util.resolve_name("." * level + name, package)
+        else:
+            yield name
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports(code: types.CodeType) -> tuple[tuple[str, int], ...]:
+    """The modules that code can import: their names, and how many packages up these begin."""
+    if "IMPORT_NAME" not in {each.opname for each in dis.get_instructions(code)}:
+        return ()
+    found, constants = [], [0, None]
+    for each in dis.get_instructions(code):
+        if each.opname == "IMPORT_NAME":
+            level = constants[-2]
+            found.append((each.argval, level if isinstance(level, int) else 0))
+        elif each.opname in _CONSTANTS:
+            constants.append(each.argval)
+    return tuple(found)
+
+
+_CONSTANTS = ("LOAD_CONST", "LOAD_SMALL_INT")
 _GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 

@@ -55,6 +55,8 @@ def _warn_of_infinities(context: OptimizeContext) -> None:
     for name, value in {**named, **context.sample.kwargs}.items():
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             continue
+        if value.layout != torch.strided:
+            continue
         if torch.equal(value.isinf(), value.to(takes).isinf()):
             continue
         warnings.warn(
@@ -71,7 +73,9 @@ def wanted(context: OptimizeContext) -> dict[str, torch.dtype]:
 
 def try_out(context: OptimizeContext) -> bool:
     """Run the model in its new dtypes, and leave what fails in its own; whether nothing did."""
-    if context.sample is None or not _converted(context) or context.runs_with == wanted(context):
+    if context.sample is None or context.runs_with == wanted(context):
+        return True
+    if not cast.converted_modules(context):
         return True
     error = _error(context)
     if error is None:
@@ -108,14 +112,8 @@ def settle(context: OptimizeContext) -> None:
         context.applied("cast", module, f"{type(module).__name__}: {does}")
 
 
-def _converted(context: OptimizeContext) -> list[nn.Module]:
-    """The modules that are converted, but for the parts of those converted as a whole."""
-    wholes = cast.converted_wholes(context)
-    return [*wholes, *(module for module in context.open_modules() if context.converts(module))]
-
-
 def _boundaries(context: OptimizeContext) -> dict[nn.Module, Boundary]:
-    converted = {*_converted(context)}
+    converted = {*cast.converted_modules(context)}
     if not converted:
         return _unconverted(context)
     parts = (part for root in converted for part in root.modules())
@@ -141,8 +139,8 @@ def _boundaries(context: OptimizeContext) -> dict[nn.Module, Boundary]:
 
 
 def _unconverted(context: OptimizeContext) -> dict[nn.Module, Boundary]:
-    """The boundary of a model no layer of which is converted, though a dtype is asked for all: its
-    layers convert what they are given to their own."""
+    """The boundary of a model no layer of which is converted, though a dtype is asked for all: it
+    and its layers convert what they are given to their own."""
     model = context.model
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if len(dtypes) != 1 or isinstance(model, torch.jit.ScriptModule):
@@ -157,7 +155,7 @@ def _unconverted(context: OptimizeContext) -> dict[nn.Module, Boundary]:
     boundary = Boundary(own, gives_back=True)
     nearest = _Nearest(context, {})
     taken = {m: _following(boundary, m, nearest) for m in wholes if dtype_of(m) is own}
-    return {model: Boundary(gives_back=True), **taken, **layers}
+    return {model: boundary, **taken, **layers}
 
 
 class _Nearest:
@@ -249,7 +247,7 @@ def _leave_shared(context: OptimizeContext) -> None:
     while True:
         shared = {
             module: owner
-            for module in _converted(context)
+            for module in cast.converted_modules(context)
             for owner in [_other_owner(context, module)]
             if owner is not None
         }
@@ -333,7 +331,7 @@ def _table(context: OptimizeContext) -> dict[int, torch.dtype]:
 def _within(context: OptimizeContext) -> Iterator[None]:
     """While all modules have their boundaries; converted layers take the dtype that they get."""
     boundaries = {m: replace(each, explains=None) for m, each in context.boundaries.items()}
-    for module in _converted(context):
+    for module in cast.converted_modules(context):
         if module not in boundaries and cast.takes_input(context, module):
             boundaries[module] = Boundary(context.dtype_of[module])
     with forwards_set({m: BoundaryForward(m, each) for m, each in boundaries.items()}):

@@ -183,11 +183,20 @@ def converted_wholes(context: OptimizeContext) -> list[nn.Module]:
     return [root for root in context.closed_roots if root in context.dtype_of]
 
 
+def converted_modules(context: OptimizeContext) -> list[nn.Module]:
+    """The modules that are converted, but for the parts of those converted as a whole."""
+    wholes = converted_wholes(context)
+    return [*wholes, *(module for module in context.open_modules() if context.converts(module))]
+
+
 def convert(context: OptimizeContext, packs: bool = True) -> None:
     """Convert the parameters and buffers of all modules that are to be.
 
+    Where no parameter is converted, no buffer is: it would meet what keeps its dtype.
     packs: whether `pack` and `lstm` see these modules later.
     """
+    if not converted_modules(context):
+        return
     for module in changed(context):
         for name, wanted in buffers(context, module):
             buffer = module._buffers[name]
