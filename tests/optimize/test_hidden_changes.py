@@ -28,6 +28,22 @@ def _cached() -> float:
 _doubled = functools.partial(torch.mul, other=2.0)
 
 
+_TEXT = "{0.number}"
+
+
+class Settings:
+    number = 1
+
+    @functools.cached_property
+    def twice(self) -> int:
+        return self.number * 2
+
+
+@functools.singledispatch
+def _by_kind(settings: Any) -> float:
+    return 2.0
+
+
 class OtherLinear(nn.Linear):
     """Another class of the same formula."""
 
@@ -41,7 +57,13 @@ class Layers(nn.Module):
         self.gelu = functools.partial(nn.functional.gelu, approximate="tanh")
         self.held = functools.partial(_scaled, by=[2.0])
         self.nested = functools.partial(functools.partial(torch.mul, other=2.0))
+        self.settings = Settings()
+        self.number = 1
         self.body = body
+
+    @functools.cached_property
+    def thrice(self) -> int:
+        return self.number * 3
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(torch.relu(self.first(self.body(self, x))) + x)
@@ -61,6 +83,11 @@ def _set_factor(value: float) -> None:
     _cached.cache_clear()
 
 
+def _clear(m: Any) -> None:
+    m.number = 5
+    del m.thrice
+
+
 CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any], None]]] = {
     "partial": (lambda m, x: m.keywords(x), lambda m: m.keywords.keywords.update(other=5.0)),
     "partial_of_partial": (
@@ -78,6 +105,20 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any], None]]] 
     "global_partial": (lambda m, x: _doubled(x), lambda m: _doubled.keywords.update(other=5.0)),
     "class": (_by_class, lambda m: setattr(m.second, "__class__", OtherLinear)),
     "cached": (lambda m, x: x * _cached(), lambda m: _set_factor(7.0)),
+    "cached_property": (lambda m, x: x * m.thrice, lambda m: setattr(m, "number", 5)),
+    "cached_property_deleted": (lambda m, x: x * m.thrice, _clear),
+    "cached_property_of_settings": (
+        lambda m, x: x * m.settings.twice,
+        lambda m: setattr(m.settings, "number", 5),
+    ),
+    "format": (
+        lambda m, x: x * float(_TEXT.format(m.settings)),
+        lambda m: setattr(m.settings, "number", 5),
+    ),
+    "dispatch": (
+        lambda m, x: x * _by_kind(m.settings),
+        lambda m: _by_kind.register(Settings, lambda settings: 5.0),
+    ),
 }
 
 
@@ -87,13 +128,14 @@ def test_changes_of_what_is_hidden_are_followed(name: str, graph: bool) -> None:
     body, change = CASES[name]
     x = torch.randn(4, 16)
     _set_factor(2.0)
+    _by_kind.register(Settings, lambda settings: 2.0)
     model = Layers(body).eval()
     optimized = oxytorch.optimize(model, sample_input=x, graph=graph)
     with torch.no_grad():
         for _ in range(3):
             torch.testing.assert_close(optimized(x), model(x))
         change(optimized)
-        if name not in ("cached", "global_partial"):
+        if name not in ("cached", "global_partial", "dispatch"):
             change(model)
         for _ in range(3):
             torch.testing.assert_close(optimized(x), model(x))

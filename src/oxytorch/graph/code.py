@@ -10,9 +10,11 @@ from __future__ import annotations
 import dis
 import enum
 import functools
+import inspect
 import logging
 import math
 import operator
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -55,6 +57,9 @@ _REFUSED = {
 }
 """Instructions of which each has an effect, or depends on one, that a record does not show.
 Elements are written to in containers that the code has made; those given to it are compared."""
+
+_READS_IN_TEXT = re.compile(r"\{[^{}]*[.\[]")
+"""Of texts that `str.format` reads attributes and elements by."""
 
 _READERS = ("__getattribute__", "__getattr__")
 UNSEEN = frozenset(
@@ -376,9 +381,15 @@ def _is_of_caller(frame: types.FrameType, name: str) -> bool:
 
 def _arguments_of(frame: types.FrameType) -> list[Any]:
     """The arguments that a call of Python code has just been given."""
-    code = frame.f_code
+    code, given = frame.f_code, frame.f_locals
     count = code.co_argcount + code.co_kwonlyargcount
-    return [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+    found = [given.get(name) for name in code.co_varnames[:count]]
+    rest = iter(code.co_varnames[count:])
+    if code.co_flags & inspect.CO_VARARGS:
+        found += given.get(next(rest), ())
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        found += given.get(next(rest), {}).values()
+    return found
 
 
 def _defaults_of(frame: types.FrameType) -> list[Any]:
@@ -404,6 +415,9 @@ def _instructions(
     attribute names that it reads."""
     reason, branches = None, False
     global_names, attributes = set(), set()
+    texts = (each for each in code.co_consts if type(each) is str)
+    if "format" in code.co_names and any(map(_READS_IN_TEXT.search, texts)):
+        reason = "reads attributes by a text of format"
     for instruction in dis.get_instructions(code):
         name = instruction.opname
         is_unseen = instruction.argval in UNSEEN or instruction.argval == "__dict__"

@@ -73,6 +73,13 @@ def refuse_differences(run: Record, again: Record) -> None:
             call.refusal = call.refusal or "two runs on one input differ"
 
 
+def refuse_same(run: Record, first: Record) -> None:
+    """Refuse the calls of a run that were refused in the first one, which made what was found."""
+    for call, before in zip(run.calls, first.calls, strict=False):
+        if call.module is before.module:
+            call.refusal = call.refusal or before.refusal
+
+
 @contextmanager
 def _calls_noted(model: nn.Module, record: Record) -> Iterator[None]:
     """Tell the record of each module's calls on this thread."""

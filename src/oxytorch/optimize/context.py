@@ -16,7 +16,7 @@ from ..graph.boundary import Boundary
 from ..graph.fused import Folded
 from ..graph.recognize import Recognizer
 from ..graph.record import Record
-from ..graph.recording import are_alike, recorded, refuse_differences
+from ..graph.recording import are_alike, recorded, refuse_differences, refuse_same
 from ..graph.state import State
 from ..graph.steps import RecordedValue
 from ..program.replay import Replay
@@ -313,9 +313,9 @@ def observe(context: OptimizeContext, once: bool = False) -> None:
 
     try:
         with sample.learning(context.model) as state:
-            again = record(state)
-            run = again if once else record()
-            if not are_alike(run, again):  # what is made at the first call counts for none
+            first = again = record(state)
+            run = first if once else record()
+            if not are_alike(run, first):  # what is made at the first call counts for none
                 again = record()
     except Exception as error:
         pass_on_interruption(error)
@@ -326,6 +326,8 @@ def observe(context: OptimizeContext, once: bool = False) -> None:
         return
     _note(context, run)
     refuse_differences(run, again)
+    # Of what it made no call of the model knows yet: it was taken back.
+    refuse_same(run, first)
     context.run = run
 
 
