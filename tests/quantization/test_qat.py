@@ -446,3 +446,30 @@ def test_smoothing_is_refused() -> None:
     config = Int8StaticActivationInt8Weight(smooth=True)
     with pytest.raises(ValueError, match="a config and a recipe without smoothing"):
         prepare_qat(model, config, x)
+
+
+class Summed(nn.Module):
+    """What a layer takes is added behind its activation, and made by another layer."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = (nn.Conv2d(16, 16, 3, padding=1) for _ in range(3))
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        result: Tensor = self.last(x + self.activation(self.inner(x)))
+        return result
+
+
+@pytest.mark.parametrize("activation", [F.relu, F.silu, lambda x: x])
+def test_a_sum_of_what_a_layer_takes_is_rounded_once(activation: Any) -> None:
+    torch.manual_seed(0)
+    training, size = prepare_qat(Summed(activation), None, torch.randn(2, 16, 9, 9)), (2, 16, 9, 9)
+    training.train()
+    for _ in range(3):
+        training(torch.randn(size))
+    x = torch.randn(size)
+    with torch.no_grad():
+        found, wanted = convert(training.eval())(x), training(x)
+    assert ((found - wanted).abs() > 1e-5).float().mean() < 0.02

@@ -106,10 +106,11 @@ def _with_bytes(
         if place is not None and isinstance(step.arguments[place], Some):
             scale = step.arguments[place].item
             added.add(float(scale))
+    taken = {marks[f"{name}.input"].scale for name in places}  # are rounded for these layers
     found = {}
     for name, own in places.items():
         output = marks.get(f"{name}.output")
-        gives = output is not None and output.scale in added
+        gives = output is not None and output.scale in added - taken
         is_added = marks[f"{name}.input"].scale in added
         found[name] = replace(own, gives=gives, is_added=is_added)
     return found
