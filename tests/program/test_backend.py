@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.metadata
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 
 from oxytorch.program.backend import compile_graph
 from threads import errors_in_threads
+from tiny import Formula, tiny_llama
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -447,6 +449,34 @@ def test_a_fused_graph_is_handed_on_to_inductor() -> None:
         _same(run(x + 1), model(x + 1), 1e-5)
 
 
+def _images() -> tuple[nn.Module, Tensor]:
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)]
+    rest = [nn.Conv2d(8, 8, 3), nn.Mish(), nn.Flatten(), nn.Linear(72, 5)]
+    return nn.Sequential(*layers, *rest), torch.randn(2, 3, 12, 12)
+
+
+def _llama() -> tuple[nn.Module, Tensor]:
+    model = tiny_llama(use_cache=False)
+    return Formula(lambda ids: model(ids).logits), _ids(2, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("made", [_images, _llama, lambda: (Attention(), _ids(2, 5))])
+def test_inductor_compiles_what_is_handed_on(
+    made: Callable[[], tuple[nn.Module, Tensor]], dynamic: bool
+) -> None:
+    torch._dynamo.reset()
+    model, x = made()
+    model = model.eval()
+    options = {"then": "inductor"}
+    run = torch.compile(model, backend=compile_graph, options=options, dynamic=dynamic)
+    with torch.no_grad():
+        for given in (x, torch.cat((x, x))):
+            _same(run(given), model(given), 1e-4)
+
+
 def test_other_options_are_ignored_with_a_warning(seen: Seen) -> None:
     run = torch.compile(lambda x: x + 1, backend=compile_graph, options={"max_autotune": True})
     with pytest.warns(UserWarning, match="takes no option max_autotune: ignored"):
@@ -499,6 +529,27 @@ assert "torch._inductor.compile_fx" not in sys.modules
 def test_no_compiler_is_needed() -> None:
     environment = {**os.environ, "PATH": "", "CC": "/nowhere", "CXX": "/nowhere"}
     subprocess.run([sys.executable, "-c", COMPILERLESS], check=True, env=environment)
+
+
+BY_NAME = """
+import sys, torch
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval()
+assert "oxytorch" not in sys.modules
+compiled = torch.compile(model, backend="oxytorch", dynamic=True)
+with torch.no_grad():
+    for rows in (2, 5):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(compiled(x), model(x))
+assert "oxytorch.program.program" in sys.modules
+"""
+
+
+@pytest.mark.skipif(
+    not [*importlib.metadata.entry_points(group="torch_dynamo_backends", name="oxytorch")],
+    reason="the package is not installed",
+)
+def test_the_name_is_enough_without_an_import() -> None:
+    subprocess.run([sys.executable, "-c", BY_NAME], check=True)
 
 
 def test_the_backend_is_found_by_its_name() -> None:

@@ -467,6 +467,27 @@ def test_operators_of_exported_graphs_are_joined_too(
     assert "batch_norm" not in text
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("affine", [False, True])
+def test_root_mean_squares_have_an_epsilon_that_nobody_gave(
+    dtype: torch.dtype, affine: bool
+) -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.RMSNorm(64, elementwise_affine=affine)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.norm(x + x * 2)
+            return found
+
+    model, x = Normed().to(dtype).eval(), torch.randn(3, 64).to(dtype) * 1e-4
+    program = oxytorch.optimize(_export(model, x))
+    small = {torch.bfloat16: 2e-2, torch.float16: 2e-3}.get(dtype, 1e-5)
+    torch.testing.assert_close(program(x), model(x), rtol=small, atol=small)
+    assert ("oxytorch::add_rms_norm" in str(program)) is (dtype != torch.float64)
+
+
 @pytest.mark.parametrize(
     "numbers",
     [

@@ -9,6 +9,7 @@ import torch
 from ...ops.convolution import needed_dilation
 from ..program import Some, Step, Value
 from .editor import Editor, is_contiguous, known
+from .norms import DTYPES
 
 CONVOLUTIONS = {"aten::conv1d": 1, "aten::conv2d": 2, "aten::conv3d": 3}
 TRANSPOSED = {
@@ -126,6 +127,8 @@ def _batch_norm(step: Step) -> Step | None:
 
 def _rms_norm(step: Step) -> Step | None:
     x, shape, weight, eps = step.arguments
+    if eps == "none" and x.meta is not None and x.meta.dtype in DTYPES:
+        eps = Some(repr(torch.finfo(torch.float32).eps))  # as torch has it for narrower dtypes, too
     is_ours = len(shape) == 1 and isinstance(eps, Some) and is_contiguous(step.results[0])
     if not is_ours or not _is_of_dtype(weight, x.meta):
         return None
