@@ -58,7 +58,7 @@ _REFUSED = {
 """Instructions of which each has an effect, or depends on one, that a record does not show.
 Elements are written to in containers that the code has made; those given to it are compared."""
 
-_READS_IN_TEXT = re.compile(r"\{[^{}]*[.\[]")
+_READS_IN_TEXT = re.compile(r"\{[^{}:!]*[.\[]")
 """Of texts that `str.format` reads attributes and elements by."""
 
 _READERS = ("__getattribute__", "__getattr__")
@@ -239,7 +239,8 @@ class CodeWatch:
                     self._refuse(f"its code calls {name}.{frame.f_code.co_name}")
         elif event == "c_call" and not is_library_or_pythons(frame.f_code.co_filename):
             name = getattr(argument, "__name__", "?")
-            if is_stateful(argument) or (not is_torchs(argument) and name not in _PURE):
+            is_known = is_torchs(argument) or (name in _PURE and not _reads_in_text(argument))
+            if is_stateful(argument) or not is_known:
                 self._refuse(f"its code calls {name}")
 
     def _look(self, frame: types.FrameType) -> None:
@@ -415,9 +416,6 @@ def _instructions(
     attribute names that it reads."""
     reason, branches = None, False
     global_names, attributes = set(), set()
-    texts = (each for each in code.co_consts if type(each) is str)
-    if "format" in code.co_names and any(map(_READS_IN_TEXT.search, texts)):
-        reason = "reads attributes by a text of format"
     for instruction in dis.get_instructions(code):
         name = instruction.opname
         is_unseen = instruction.argval in UNSEEN or instruction.argval == "__dict__"
@@ -478,6 +476,14 @@ def _own_names(kind: type) -> frozenset[str]:
 
 def _holds(module: nn.Module, name: str) -> bool:
     return name in module._parameters or name in module._buffers or name in module._modules
+
+
+def _reads_in_text(function: Any) -> bool:
+    """Whether a built-in function is the `format` of a text that may name attributes."""
+    if getattr(function, "__name__", "") != "format" or function is format:
+        return False
+    text = getattr(function, "__self__", None)
+    return not isinstance(text, str) or _READS_IN_TEXT.search(text) is not None
 
 
 def _is_of_model(frame: types.FrameType | None) -> bool:
