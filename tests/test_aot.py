@@ -90,7 +90,7 @@ def test_build_of_one_kernel_is_listed_checked_and_not_repeated(tmp_path, capsys
         assert main([*command, "--out", place]) == 0
         shown = capsys.readouterr()
         assert expected in shown.out
-        assert "images are not looked for in" in shown.out and "XDG_DATA_HOME=DATA" in shown.out
+        assert "do not look for images in" in shown.out and "XDG_DATA_HOME=DATA" in shown.out
         assert "2 of 2" in shown.err
     assert main(["aot", "check", "--from", place]) == 0
     assert "2 images checked" in capsys.readouterr().out

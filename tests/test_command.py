@@ -59,9 +59,10 @@ def test_interrupt_ends_without_a_traceback(monkeypatch, capsys):
     assert capsys.readouterr().err == "oxytorch: interrupted\n"
 
 
-def test_a_reader_that_has_gone_is_no_error() -> None:
+@pytest.mark.parametrize("words", [["info", "--json"], ["aot", "list"]])
+def test_a_reader_that_has_gone_is_no_error(words: list[str]) -> None:
     """`oxytorch info --json | head -1`"""
-    command = [sys.executable, "-m", "oxytorch", "info", "--json"]
+    command = [sys.executable, "-m", "oxytorch", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()

@@ -113,6 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
     }
     try:
         return verbs[arguments.verb](arguments)
+    except BrokenPipeError:
+        raise
     except ValueError as error:
         print(f"oxytorch aot: {error}", file=sys.stderr)
         return 2
@@ -196,12 +198,19 @@ def _build(arguments: argparse.Namespace) -> int:
     )
     if folder.resolve() not in [place.resolve() for place in images.folders()]:
         print(
-            f"oxytorch aot: images are not looked for in {folder}; programs find those in "
-            "DATA/oxytorch/images, given --out DATA/oxytorch/images and XDG_DATA_HOME=DATA"
+            f"oxytorch aot: programs do not look for images in {folder} by themselves; "
+            + _how_found(folder)
         )
     for failure in result.failures:
         print(f"oxytorch aot: failed: {failure}", file=sys.stderr)
     return 1 if result.failures else 0
+
+
+def _how_found(folder: Path) -> str:
+    """How programs find images there, or where they find them."""
+    if folder.resolve().parts[-2:] == ("oxytorch", "images"):
+        return f"run them with XDG_DATA_HOME={folder.resolve().parents[1]}"
+    return "give --out DATA/oxytorch/images, and run them with XDG_DATA_HOME=DATA"
 
 
 @contextlib.contextmanager

@@ -157,6 +157,11 @@ class _ReadsNumbers(nn.Module):
         return y.relu() if y.mean().item() > 0 else y.tanh()
 
 
+def test_a_mapping_in_a_tuple_is_told_apart() -> None:
+    with pytest.raises(ValueError, match="pass the mapping itself"):
+        oxytorch.graph.explain(_Residual().eval(), ({"x": torch.randn(2, 8)},))
+
+
 def test_model_that_cannot_be_captured_is_a_short_error() -> None:
     with pytest.raises(ValueError, match=r"_ReadsNumbers cannot become a program") as found:
         oxytorch.graph.explain(_ReadsNumbers().eval(), torch.randn(4, 16))

@@ -247,6 +247,8 @@ def test_mistakes_of_the_command_are_told(
     assert "not empty" in said(str(folder), "--token", " ")
     assert "is no model" in said(str(tmp_path), "--port", "0")
     assert "512 positions, got 1000" in said(str(folder), "--port", "0", "--context", "1000")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "merge it" in said(str(tmp_path), "--port", "0")
     (tmp_path / "config.json").write_text("[]")
     assert "expected an object in JSON, got a list" in said(str(tmp_path), "--port", "0")
     nowhere = ("--port", "0", "--tokenizer", str(tmp_path / "nowhere"))

@@ -47,15 +47,18 @@ REFERENCE = {
         "[programs for Intel Extension for PyTorch](../migrate.md).",
     ),
 }
-FUNCTION_AND_MODULE = ["oxytorch.optimize", "oxytorch.verbose"]
-"""Names that are a function, and in `from ... import` a module."""
+
+
+def body_of(module: str) -> list[ast.stmt]:
+    """The statements of a module's source."""
+    base = ROOT / "src" / module.replace(".", "/")
+    source = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    return ast.parse(source.read_text(encoding="utf-8")).body
 
 
 def public_names(module: str) -> list[str]:
     """`__all__` of a module's source, or its public functions and classes in their order."""
-    base = ROOT / "src" / module.replace(".", "/")
-    source = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
-    body = ast.parse(source.read_text(encoding="utf-8")).body
+    body = body_of(module)
     for node in body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return [str(name) for name in ast.literal_eval(node.value)]
@@ -68,15 +71,23 @@ def is_module(name: str) -> bool:
     return base.is_dir() or base.with_suffix(".py").exists()
 
 
+def is_function_and_module(name: str) -> bool:
+    """Whether a name is a function, and in `from ... import` a module that defines it."""
+    own = name.rpartition(".")[2]
+    return is_module(name) and any(
+        isinstance(node, ast.FunctionDef) and node.name == own for node in body_of(name)
+    )
+
+
 def reference_page(page: str) -> str:
     module, introduction = REFERENCE[page]
     names = public_names(module)
-    if module in FUNCTION_AND_MODULE:  # its functions are on the page of the package
+    if is_function_and_module(module):  # its functions are on the page of the package
         names = [name for name in names if name not in public_names("oxytorch")]
     lines = [f"# `{module}`", "", introduction, ""]
     for name in names:
         full = f"{module}.{name}"
-        if full in FUNCTION_AND_MODULE:
+        if is_function_and_module(full):
             options = ["    options:", f"      heading: {full}", f"      toc_label: {name}"]
             lines += [f"::: {full}.{name}", *options, ""]
         elif not name.startswith("__") and not is_module(full):

@@ -76,10 +76,15 @@ def _exported(
             return torch.export.export(same_weights(model), args, kwargs)
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
+        holds_mapping = len(args) == 1 and isinstance(args[0], Mapping) and not kwargs
+        remedy = (
+            "for keyword arguments, pass the mapping itself as inputs and not in a tuple"
+            if holds_mapping
+            else "oxytorch.explain tells what else was done to an optimized model"
+        )
         raise ValueError(
             f"explain: {name} cannot become a program: torch.export cannot capture it "
-            f"({type(error).__name__}: {first}); oxytorch.explain tells what else was done to an "
-            "optimized model"
+            f"({type(error).__name__}: {first}); {remedy}"
         ) from error
 
 

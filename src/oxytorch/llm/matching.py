@@ -129,7 +129,8 @@ def linear(layer: nn.Module, path: str) -> tuple[nn.Module, bool]:
     module = layer.get_submodule(path)
     form = linear_of_module(module)
     if form is None:
-        raise Unmatched(f"{path} ({type(module).__name__}) is no linear layer")
+        kind = type(module)
+        raise Unmatched(f"{path} ({kind.__module__}.{kind.__name__}) is no plain linear layer")
     return module, form.transposed
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 from ..command_line import Subcommand
-
-CLOSED_PIPE = 141
-"""The status of a program whose reader went away, as shells give it: 128 and SIGPIPE."""
 
 DESCRIPTION = """\
 Large language models on the CPU, from a local folder in Hugging Face's format.
@@ -58,9 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         status: int = verb.load().run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Who reads (`| head`) has enough. What is left in the buffer would fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
+        raise
     except (ValueError, OSError, MemoryError) as error:
         print(f"oxytorch llm {verb.name}: {error}", file=sys.stderr)
         return 2

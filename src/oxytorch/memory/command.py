@@ -139,6 +139,8 @@ def run(arguments: argparse.Namespace) -> int:
     verbs = {"record": _record, "show": _show, "replay": _replay, "advise": _advise}
     try:
         return verbs[arguments.verb](arguments)
+    except BrokenPipeError:
+        raise
     except (TraceError, ValueError, RuntimeError, OSError) as error:
         _say(f"oxytorch memory: {error}", sys.stderr)
         return 2

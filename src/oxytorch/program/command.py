@@ -90,6 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(model)
             return 0
         files.save(model, target)
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         print(f"oxytorch convert: {error}", file=sys.stderr)
         return 2

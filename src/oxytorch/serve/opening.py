@@ -51,6 +51,11 @@ def kind_of(folder: Path) -> str:
     Raises ValueError for what is no folder of a model, and for other architectures.
     """
     path = folder / "config.json"
+    if not path.is_file() and (folder / "adapter_config.json").is_file():
+        raise ValueError(
+            f"{folder} is an adapter without its model: merge it (merge_and_unload of peft), call "
+            "save_pretrained, and serve the folder of the merged model"
+        )
     if not path.is_file():
         raise ValueError(
             f"{folder} is no model: expected a file of oxytorch.save, or a folder in Hugging "

@@ -50,7 +50,9 @@ def run(context: OptimizeContext) -> None:
     context.is_program = True
     context.closed.update(parts)
     context.closed_roots = []
-    context.applied("program", root, "operators fused in one program for this input signature")
+    context.applied(
+        "program", root, "one program for this input signature; oxytorch.graph.explain shows it"
+    )
 
 
 def _captured(context: OptimizeContext, sample: SampleInput) -> Replay:
