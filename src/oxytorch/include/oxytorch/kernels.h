@@ -51,8 +51,8 @@ int oxytorch_kernels_pack(OxytorchDtype dtype, const void* weight, int64_t out_f
 /* out[rows, out_features] = epilogue(x[rows, in_features] weight^T + bias).
  *
  * dtype: of x, bias, other and out; packed_dtype: that of `pack`. bias: [out_features], or NULL.
- * epilogue: "none", "relu", "gelu", "gelu_tanh", "silu", ..., or "add", "add_relu", "relu_add" and so
- * on, which add other[rows, out_features]; NULL is "none". other: NULL with all others. */
+ * epilogue: "none", "relu", "gelu", "gelu_tanh", "silu", ..., or "add", "add_relu", "relu_add" and
+ * so on, which add other[rows, out_features]; NULL is "none". other: NULL with all others. */
 int oxytorch_kernels_linear(OxytorchDtype dtype, const void* x, int64_t rows, int64_t in_features,
                             OxytorchDtype packed_dtype, const void* packed, int64_t out_features,
                             const void* bias, const char* epilogue, const void* other, void* out);
