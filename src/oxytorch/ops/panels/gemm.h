@@ -131,7 +131,8 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
       StoredLines next{};
       if constexpr (unpacks) {
         next = next_of<Codec>(stored, begin, length, x.depth, weight, first_panel + kItemPanels);
-        if (uses_tiles && next.panels) next.ask(panels * next.lines);
+        // Products of more rows take longer than their weights to arrive.
+        if (uses_tiles && next.panels && rows <= kMostDigitRows) next.ask(panels * next.lines);
       }
       // What is multiplied next: the rest of these panels, unless tiles take them in short pieces.
       const std::uint8_t* ahead = follows ? stored + kItemPanels * weight.panel_bytes : nullptr;
