@@ -176,12 +176,14 @@ class Reachable:
         self._places.sizes.append((table, len(table)))
 
     def _import(self, name: str) -> None:
-        """A module that code can import while it runs, with those that hold it."""
+        """A module that code can import while it runs, with those that hold it. What was not
+        imported yet was not read either."""
+        is_there = name in sys.modules
         while name:
-            if name in sys.modules:
-                self._entry(sys.modules, name)
-            else:
-                self._places.entries.append((sys.modules, name, MISSING))
+            found = sys.modules.get(name, MISSING)
+            self._places.entries.append((sys.modules, name, found))
+            if is_there and found is not MISSING and not _is_of_library(found):
+                self._todo.append(found)
             name = name.rpartition(".")[0]
 
     def _visit(self, value: Any) -> None:
@@ -489,7 +491,8 @@ def _is_of_torch(value: Any) -> bool:
 
 def _is_of_library(value: Any) -> bool:
     """Whether a class or function is one of torch, this package or Python's library."""
-    return _is_of_torch(value) or value.__module__.split(".")[0] in sys.stdlib_module_names
+    name = getattr(value, "__module__", None) or value.__name__
+    return _is_of_torch(value) or name.split(".")[0] in sys.stdlib_module_names
 
 
 def _is_ours(value: Any) -> bool:
