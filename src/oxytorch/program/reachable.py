@@ -468,8 +468,6 @@ def _imported_names(code: types.CodeType, table: dict[str, Any]) -> Iterator[str
 @functools.lru_cache(maxsize=4096)
 def _imports(code: types.CodeType) -> tuple[tuple[str, int], ...]:
     """The modules that code can import: their names, and how many packages up these begin."""
-    if "IMPORT_NAME" not in {each.opname for each in dis.get_instructions(code)}:
-        return ()
     found, constants = [], [0, None]
     for each in dis.get_instructions(code):
         if each.opname == "IMPORT_NAME":
