@@ -53,7 +53,7 @@ def folder(tmp_path_factory):
 
 def test_text_streams_and_numbers_follow(folder, tmp_path, capsys):
     numbers = tmp_path / "speed.json"
-    words = ["llm", "generate", str(folder), "--prompt", "once upon a", "--tokens", "12"]
+    words = ["llm", "generate", str(folder), "--prompt", "once upon a", "--max-new-tokens", "12"]
     assert main([*words, "--json", str(numbers)]) == 0
     shown = capsys.readouterr()
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
@@ -70,7 +70,7 @@ def test_text_streams_and_numbers_follow(folder, tmp_path, capsys):
 
 
 def test_options_reach_the_loop(folder, capsys):
-    words = ["llm", "generate", str(folder), "--prompt", "abc", "--tokens", "30"]
+    words = ["llm", "generate", str(folder), "--prompt", "abc", "--max-new-tokens", "30"]
     options = ["--weights", "int4", "--group-size", "32", "--kv-cache", "int8"]
     assert main([*words, *options]) == 0
     free = capsys.readouterr().out
@@ -86,7 +86,7 @@ def test_options_reach_the_loop(folder, capsys):
 
 def test_a_file_takes_the_place_of_the_folder(folder, tmp_path, capsys):
     path, speed = tmp_path / "model.oxy", tmp_path / "speed.json"
-    options = ["--prompt", "abc", "--tokens", "30"]
+    options = ["--prompt", "abc", "--max-new-tokens", "30"]
     first = ["llm", "generate", str(folder), *options, "--weights", "int4", "--group-size", "32"]
     assert main([*first, "--save", str(path)]) == 0
     written = capsys.readouterr()
@@ -120,7 +120,7 @@ def test_mistakes_are_named(folder, tmp_path, capsys):
     assert "is not a model" in _refused([tmp_path, *prompt], capsys)
     assert "is empty" in _refused([folder, "--prompt", ""], capsys)
     assert "more than the 128 positions" in _refused([folder, "--prompt", "a" * 120], capsys)
-    told = _refused([folder, *prompt, "--context", "8", "--tokens", "6"], capsys)
+    told = _refused([folder, *prompt, "--context", "8", "--max-new-tokens", "6"], capsys)
     assert "--context: a prompt of 3 tokens and 6 new ones do not fit 8 positions" in told
     assert "give --context 9 or more" in told
     bad = tmp_path / "bad.txt"
@@ -187,7 +187,7 @@ def test_weights_in_another_order_are_counted(kind, weights, tmp_path, capsys):
     model = transformers.AutoModelForCausalLM.from_config(config).eval().to(torch.bfloat16)
     model.save_pretrained(tmp_path)
     _tokenizer().save_pretrained(tmp_path)
-    words = ["llm", "generate", str(tmp_path), "--prompt", "abc", "--tokens", "6"]
+    words = ["llm", "generate", str(tmp_path), "--prompt", "abc", "--max-new-tokens", "6"]
     assert main([*words, "--weights", weights]) == 0
     assert f"{weights} weights read at" in capsys.readouterr().err
     linear = [p for name, p in model.named_parameters() if p.dim() > 1 and "emb" not in name]
@@ -232,7 +232,7 @@ def test_quantized_folders_keep_their_weights(folder, tmp_path, capsys):
     packed = tmp_path / "packed"
     oxytorch.save_quantized(model, packed)
     _tokenizer().save_pretrained(packed)
-    words = ["llm", "generate", str(packed), "--prompt", "abc", "--tokens", "6"]
+    words = ["llm", "generate", str(packed), "--prompt", "abc", "--max-new-tokens", "6"]
     assert main(words) == 0
     shown = capsys.readouterr()
     assert "int8 weights read at" in shown.err
@@ -251,7 +251,17 @@ def test_files_that_cannot_be_written_are_told_first(verb, folder, tmp_path, mis
 
 
 def test_a_reader_that_leaves_ends_it_quietly(folder):
-    words = ["-m", "oxytorch", "llm", "generate", str(folder), "--prompt", "abc", "--tokens", "99"]
+    words = [
+        "-m",
+        "oxytorch",
+        "llm",
+        "generate",
+        str(folder),
+        "--prompt",
+        "abc",
+        "--max-new-tokens",
+        "99",
+    ]
     made = subprocess.Popen(
         [sys.executable, *words, "--weights", "int8"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

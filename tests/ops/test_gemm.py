@@ -96,7 +96,7 @@ def test_many_rows_agree_with_the_reference_at_every_level(index: int, dtype: to
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
     ("format", "group_size", "symmetric"),
-    [("int4", 32, False), ("int4", 128, True), ("int4", None, False), ("int8", 256, False),
+    [("int4", 64, False), ("int4", 128, True), ("int4", None, False), ("int8", 256, False),
      ("int8", None, True)],
 )  # fmt: skip
 def test_up_to_32_rows_times_codes_have_the_sums_that_each_has_alone(
@@ -107,7 +107,7 @@ def test_up_to_32_rows_times_codes_have_the_sums_that_each_has_alone(
     with isa.use(level):
         if not isa.has("int8_dot"):
             pytest.skip("sums are of float32")
-        for width in (96 if group_size == 32 else 256, 2048):
+        for width in (192 if group_size == 64 else 256, 2048):
             weight = _weight(400, width, format, group_size, symmetric)
             x = torch.randn(32, width).bfloat16()
             alone = [
@@ -120,13 +120,28 @@ def test_up_to_32_rows_times_codes_have_the_sums_that_each_has_alone(
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_in_short_groups_8_rows_have_the_sums_that_each_has_alone(
+    symmetric: bool, level: str
+) -> None:
+    torch.manual_seed(0)
+    weight, x = _weight(400, 2048, "int4", 32, symmetric), torch.randn(8, 2048).bfloat16()
+    with isa.use(level):
+        if not isa.has("int8_dot"):
+            pytest.skip("sums are of float32")
+        alone = [linear(x[row : row + 1], weight) for row in range(8)]
+        for rows in (2, 5, 8):
+            assert torch.equal(linear(x[:rows], weight), torch.cat(alone[:rows])), rows
+
+
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("format", ["int4", "int8"])
 def test_experts_give_tokens_what_each_gets_alone(format: str, level: str) -> None:
     torch.manual_seed(0)
-    pairs = [[_weight(64, 96, format, 32, False) for _ in "gu"] for _ in range(4)]
+    pairs = [[_weight(64, 128, format, 64, False) for _ in "gu"] for _ in range(4)]
     gate_up = [PanelWeight.gated(*pair) for pair in pairs]
-    down = [_weight(96, 64, format, 32, False) for _ in range(4)]
-    x = torch.randn(32, 96).bfloat16()
+    down = [_weight(128, 64, format, 64, False) for _ in range(4)]
+    x = torch.randn(32, 128).bfloat16()
     weights, indices = torch.randn(32, 4).softmax(-1).topk(2)
     with isa.use(level):
         if not isa.has("int8_dot"):

@@ -331,3 +331,11 @@ def test_lazy_layers_are_refused_before_their_first_input(inplace: bool) -> None
     optimized = oxytorch.optimize(model, sample_input=x, inplace=inplace)
     with torch.no_grad():
         torch.testing.assert_close(optimized(x), expected.detach())
+
+
+def test_lazy_layers_are_refused_in_training_too() -> None:
+    model = nn.Sequential(nn.LazyLinear(WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with pytest.raises(ValueError, match=r"lazy layer .*0\.weight.*call the model once"):
+        oxytorch.optimize(model, optimizer=optimizer, dtype=torch.bfloat16, inplace=True)
+    assert type(model[0]) is nn.LazyLinear and type(optimizer) is torch.optim.AdamW

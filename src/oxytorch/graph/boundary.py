@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from ..core.converted import Conversion, converted, floating_tensors
 from .errors import DtypeError
 from .forward import Forward, with_parameters
 from .mixed_norms import norms_in_one_dtype
@@ -94,8 +95,10 @@ class BoundaryForward(Forward):
             takes = self._current(takes)
         if self.boundary.gives_back:
             given = first_dtype(args, kwargs) or self.boundary.otherwise
+        conversion = None
         if takes is not None:
-            args, kwargs = taken(args, kwargs, takes, least)
+            conversion = Conversion(takes, least)
+            args, kwargs = conversion.arguments(args, kwargs)
         try:
             with norms_in_one_dtype():
                 result = inner(*args, **kwargs)
@@ -103,6 +106,8 @@ class BoundaryForward(Forward):
             if self.boundary.explains is not None:
                 explain_dtypes(error, partial(_advice, self.module, self.boundary.explains))
             raise
+        if conversion is not None:
+            conversion.write_back()
         return result if given is None else given_back(result, given)
 
     def _current(self, takes: torch.dtype | None) -> torch.dtype | None:
@@ -123,7 +128,7 @@ class BoundaryForward(Forward):
         if dtype is None or dtype == self.boundary.takes:
             return self.inner, self.boundary.takes
         parameters = {
-            name: None if p is None else _taken(p, dtype, 0)
+            name: None if p is None else converted(p, dtype)
             for name, p in module._parameters.items()
         }
         alike = with_parameters(module, parameters)
@@ -186,28 +191,9 @@ def _advice(module: nn.Module, dtype: torch.dtype) -> str:
     )
 
 
-def taken(
-    args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, least_dims: int = 0
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with their floating-point tensors converted, each once.
-
-    Attention asks whether its query, key and value are one and the same.
-    """
-    values = [*args, *kwargs.values()]
-    distinct = {id(value): value for value in values}
-    found = {key: _taken(value, dtype, least_dims) for key, value in distinct.items()}
-    converted = [found[id(value)] for value in values]
-    return tuple(converted[: len(args)]), dict(zip(kwargs, converted[len(args) :], strict=True))
-
-
 def first_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
     """The dtype of the first floating-point tensor among arguments."""
-    for value in (*args, *kwargs.values()):
-        for leaf in value if type(value) in (tuple, list) else (value,):
-            leaf = leaf.data if isinstance(leaf, PackedSequence) else leaf
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                return leaf.dtype
-    return None
+    return next((tensor.dtype for tensor in floating_tensors((args, kwargs))), None)
 
 
 def given_back(result: Any, dtype: torch.dtype) -> Any:
@@ -215,23 +201,9 @@ def given_back(result: Any, dtype: torch.dtype) -> Any:
     if type(result) is Tensor:
         return result.to(dtype) if result.is_floating_point() else result
     return pytree.tree_map(
-        lambda leaf: _taken(leaf, dtype, 0),
-        result,
-        is_leaf=lambda value: isinstance(value, PackedSequence),
+        Conversion(dtype), result, is_leaf=lambda value: isinstance(value, PackedSequence)
     )
 
 
 def _is_floating(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _taken(value: Any, dtype: torch.dtype, least_dims: int) -> Any:
-    if isinstance(value, Tensor):
-        if value.is_floating_point() and value.dim() >= least_dims:
-            return value.to(dtype)
-        return value
-    if isinstance(value, PackedSequence):
-        return value.to(dtype)
-    if type(value) is tuple:
-        return tuple([_taken(item, dtype, least_dims) for item in value])
-    return value

@@ -8,11 +8,11 @@ import types
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.compiler import is_compiling
 from torch.nn import functional
-from torch.nn.utils.rnn import PackedSequence
 
+from ..core.converted import Conversion
 from ..core.layer_functions import functions_of
 from ..core.packed import PackedTensor, packed_later
 from ..core.reordered import ReorderedTensor
@@ -128,8 +128,7 @@ class Forward(OwnSignature):
         if self.converts and not torch.is_autocast_enabled("cpu"):
             dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
             if dtype is not None:
-                args = tuple(_converted(a, dtype) for a in args)
-                kwargs = {name: _converted(value, dtype) for name, value in kwargs.items()}
+                args, kwargs = Conversion(dtype).arguments(args, kwargs)
         return type(module).forward(self._home(), *args, **kwargs)
 
     def _home(self) -> nn.Module:
@@ -193,14 +192,6 @@ _FUNCTIONAL = vars(functional)
 def _functions(module: nn.Module) -> tuple[tuple[str, Any], ...]:
     """The functions of torch.nn.functional that a layer calls, as they are now."""
     return tuple((name, _FUNCTIONAL[name]) for _, name in functions_of(type(module)))
-
-
-def _converted(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.to(dtype)
-    if isinstance(value, PackedSequence):
-        return value.to(dtype)
-    return tuple(_converted(v, dtype) for v in value) if type(value) is tuple else value
 
 
 def with_parameters(module: nn.Module, parameters: dict[str, Any]) -> Any:

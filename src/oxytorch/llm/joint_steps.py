@@ -20,6 +20,9 @@ _ALL_ROWS = 1 << 20
 MOST_DIGIT_ROWS = 32
 """The most rows of bfloat16 that are multiplied with codes as integers of 15 bits."""
 
+LEAST_DIGIT_GROUP = 64
+"""The least inputs of a group of codes for which that holds; for shorter ones few rows are."""
+
 _BLOCK = 128
 """Inputs whose products are summed as integers, however many rows there are."""
 
@@ -71,7 +74,8 @@ def _known_rows(weight: PanelWeight) -> int:
     if weight.dtype != torch.bfloat16:
         return 1
     if has_codes and weight.activation_dtype is None and isa.has("int8_dot"):
-        return MOST_DIGIT_ROWS
+        is_short = 0 < (weight.group_size or 0) < LEAST_DIGIT_GROUP
+        return MOST_GUESSES + 1 if is_short else MOST_DIGIT_ROWS
     return MOST_GUESSES + 1 if has_codes or isa.has("fast_bf16_dot") else 1
 
 

@@ -45,7 +45,7 @@ EXAMPLES = """\
 examples:
   oxytorch llm generate ./model --prompt "Once upon a time" --weights int4
   oxytorch llm generate ./model --chat --prompt "Why is the sky blue?" --temperature 0.7 --top-p 0.9
-  oxytorch llm generate ./model --prompt-file notes.txt --tokens 300 --prompt-lookup 5
+  oxytorch llm generate ./model --prompt-file notes.txt --max-new-tokens 300 --prompt-lookup 5
   oxytorch llm generate ./model --prompt "1, 2, 3," --stop "10" --json speed.json
   oxytorch llm generate ./model --weights int4 --prompt "Hello" --save model.oxy
   oxytorch llm generate model.oxy --tokenizer ./model --prompt "Hello"
@@ -77,7 +77,7 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--save", type=output_file, metavar="FILE", help="also save the packed model to this file"
     )
-    add_count(parser, "--tokens", 128, "maximum number of new tokens")
+    add_count(parser, "--max-new-tokens", 128, "maximum number of new tokens")
     parser.add_argument(
         "--context", type=positive, metavar="N", help="positions of the cache (default: as needed)"
     )
@@ -217,7 +217,7 @@ def run(arguments: argparse.Namespace) -> int:
     generate(
         prepared.model,
         ids,
-        max_new_tokens=arguments.tokens,
+        max_new_tokens=arguments.max_new_tokens,
         temperature=arguments.temperature,
         top_k=arguments.top_k,
         top_p=arguments.top_p,
@@ -287,7 +287,7 @@ def _prompt(arguments: argparse.Namespace) -> tuple[Any, Tensor]:
     Sampler(arguments.temperature, arguments.top_k, arguments.top_p)
     if arguments.repetition_penalty is not None:
         checked_penalty(arguments.repetition_penalty)
-    _check_context(ids.shape[1], arguments.tokens, arguments.context)
+    _check_context(ids.shape[1], arguments.max_new_tokens, arguments.context)
     return tokenizer, ids
 
 
@@ -295,7 +295,8 @@ def _check_context(length: int, new: int, context: int | None) -> None:
     if context is not None and length + new > context:
         raise ValueError(
             f"--context: a prompt of {length} tokens and {new} new ones do not fit {context} "
-            f"positions; give --context {length + new} or more, fewer --tokens, or a shorter prompt"
+            f"positions; give --context {length + new} or more, fewer --max-new-tokens or a "
+            "shorter prompt"
         )
 
 

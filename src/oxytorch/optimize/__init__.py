@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast, overload
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
 from .. import _garbage
@@ -25,7 +24,13 @@ from ..rewriting.driver import run_passes
 from ..rewriting.measure import learning, steady_heap
 from ..rewriting.memory import nbytes
 from ..rewriting.predecessor import leads_on
-from ..rewriting.refusals import check_evaluation, check_module, check_not_optimized, names_in
+from ..rewriting.refusals import (
+    check_evaluation,
+    check_has_sizes,
+    check_module,
+    check_not_optimized,
+    names_in,
+)
 from ..rewriting.report import Entry, Report
 from .context import OptimizeContext, observe
 from .passes import DEFAULT, PASSES, boundaries
@@ -327,12 +332,7 @@ def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None, trains: b
     check_not_optimized("optimize", model)
     if trains:
         check_evaluation("optimize", model, ", or give its optimizer to train faster")
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(tensor):
-            raise ValueError(
-                "optimize: expected a model whose layers know their sizes, got a lazy layer that "
-                f"has seen no input yet ({name}); call the model once first"
-            )
+    check_has_sizes("optimize", model)
     for value in _asked(dtype):
         if value not in _DTYPES:
             names = ", ".join(str(d) for d in _DTYPES)

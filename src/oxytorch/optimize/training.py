@@ -27,13 +27,14 @@ from ..optim.compiler import never_compiled_alone
 from ..optim.optimizer import FusedOptimizer
 from ..rewriting.changes import AttributeSet, Change, ChangeLog, log_of
 from ..rewriting.driver import run_passes
+from ..rewriting.refusals import check_has_sizes
 from ..rewriting.report import Report
 from . import processes
 from .passes.cast import asked, dtypes
 from .training_modules import (
     TAKE_ANY,
+    ApplyRefusal,
     Bfloat16Forward,
-    Conversion,
     ModelForward,
     OwnDtypeForward,
     ParametrizationForward,
@@ -160,6 +161,7 @@ def _check(model: nn.Module, optimizer: Any, dtype: Any, inplace: bool) -> Train
             f"optimize: expected dtype torch.bfloat16, torch.float32 or None for training, "
             f"got {dtype}; for float16 use torch.autocast and torch.amp.GradScaler"
         )
+    check_has_sizes("optimize", model)
     processes.check(model, dtype)
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         raise ValueError(
@@ -228,7 +230,7 @@ def _prepare_layers(
         forward = None if module in inner else _forward(module, layers, module in kept)
         if forward is not None:
             log.set_forward(module, forward)
-        log.changes.append(AttributeSet(module, "_apply", Conversion(module)))
+        log.changes.append(AttributeSet(module, "_apply", ApplyRefusal(module)))
     return layers
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.converted import Conversion, converted
 from ..graph.boundary import UNFIT, explain_dtypes
 from ..graph.forward import OwnSignature
 from ..graph.mixed_norms import norms_in_one_dtype
@@ -116,7 +117,7 @@ class Bfloat16Forward(UpperHalvesForward):
         is_whole = not is_split and isinstance(module, nn.RNNBase)
         if layer and type(module) not in TAKE_ANY:
             dtype = torch.float32 if is_whole else torch.bfloat16
-            args, kwargs = converted(args, dtype), converted(kwargs, dtype)
+            args, kwargs = Conversion(dtype).arguments(args, kwargs)
         weights = split_parameter.whole() if is_whole else _computing()
         with weights, self._casting(layer, is_split, is_whole):
             result = type(module).forward(module, *args, **kwargs)
@@ -143,10 +144,14 @@ class OwnDtypeForward(UpperHalvesForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         own = (p for p in self.module.parameters() if p.is_floating_point())
         dtype = next((p.dtype for p in own), None)
-        if dtype is not None:
-            args, kwargs = converted(args, dtype), converted(kwargs, dtype)
+        conversion = None if dtype is None else Conversion(dtype)
+        if conversion is not None:
+            args, kwargs = conversion.arguments(args, kwargs)
         with torch.autocast(_device(self.module), enabled=False):
-            return super().__call__(*args, **kwargs)
+            result = super().__call__(*args, **kwargs)
+        if conversion is not None:
+            conversion.write_back()
+        return result
 
 
 def _device(module: nn.Module) -> str:
@@ -174,16 +179,7 @@ def _computing() -> AbstractContextManager[None]:
     return nullcontext() if torch.compiler.is_compiling() else split_parameter.computing()
 
 
-def converted(value: Any, dtype: torch.dtype) -> Any:
-    """`value` with the floating-point tensors in it converted."""
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if type(value) is dict:
-        return {key: converted(item, dtype) for key, item in value.items()}
-    return tuple(converted(item, dtype) for item in value) if type(value) is tuple else value
-
-
-class Conversion:
+class ApplyRefusal:
     """`Module._apply`, which refuses other dtypes for split weights before it converts anything."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from ..core.converted import converted
 from ..core.modes import must_run_plain
 from ..graph.forward import Forward
 from ..graph.recognize import holds_its_parameters
@@ -40,8 +41,8 @@ class ByteRecurrentForward(RecurrentForward):
         dtype = x.data.dtype if isinstance(x, PackedSequence) else getattr(x, "dtype", None)
         if dtype not in DTYPES or weight.dtype not in DTYPES or dtype == weight.dtype:
             return super().own(*args, **kwargs)
-        x, hx = (_converted(each, weight.dtype) for each in given)
-        return _converted(super().own(x, hx), dtype)
+        x, hx = (converted(each, weight.dtype) for each in given)
+        return converted(super().own(x, hx), dtype)
 
     def _of_bytes(self, x: Any, hx: Any) -> Any:
         module: Any = self.module
@@ -139,15 +140,6 @@ def _is_packed(x: Any) -> bool:
 def _of_kind(module: nn.Module, states: list[Tensor]) -> Any:
     """Last states as the module returns them."""
     return tuple(states) if isinstance(module, nn.LSTM) else states[0]
-
-
-def _converted(value: Any, dtype: Any) -> Any:
-    """All floating tensors in a dtype."""
-    if isinstance(value, PackedSequence):
-        return value.to(dtype)
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    return tuple(_converted(each, dtype) for each in value) if type(value) is tuple else value
 
 
 class ByteTableForward(Forward):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from .changes import log_of
 
@@ -42,6 +43,16 @@ def check_evaluation(caller: str, model: nn.Module, otherwise: str = "") -> None
             f"{caller}: expected model in evaluation mode, got one in training mode; "
             f"call model.eval() first{otherwise}"
         )
+
+
+def check_has_sizes(caller: str, model: nn.Module) -> None:
+    """Raise ValueError for a model with lazy layers that have seen no input."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"{caller}: expected a model whose layers know their sizes, got a lazy layer that "
+                f"has seen no input yet ({name}); call the model once first"
+            )
 
 
 def attached(caller: str, model: nn.Module, attribute: str, kind: type[Kind], maker: str) -> Kind:

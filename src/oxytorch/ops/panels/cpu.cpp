@@ -321,6 +321,13 @@ std::int64_t most_gemv_rows(PanelCodec codec, RowType type) {
   return is_integer(codec) ? 12 : 8;
 }
 
+// The most rows of bfloat16 that are multiplied as integers of 15 bits. Sums of short groups take
+// longer to finish than to multiply: from a gemm on, bfloat16 is faster.
+std::int64_t most_digit_rows(const PanelsArgs& weight, std::int64_t in_features) {
+  const bool is_short = weight.groups > 1 && in_features / weight.groups < kLeastDigitGroup;
+  return is_short ? most_gemv_rows(weight.codec, RowType::digits) : kMostDigitRows;
+}
+
 // Memory for the staged rows of the calling thread's products; it stays, a few hundred KiB at most
 // for weights of usual width.
 std::uint8_t* staging_memory(std::int64_t bytes) {
@@ -432,7 +439,7 @@ void multiply_rows(const Rows& x, const std::vector<std::int64_t>* order, DType 
   const PanelsArgs& weight = products[0].weight;
   const bool has_digits = !rounds_to_int8 && x_dtype == DType::bfloat16 &&
                           is_integer(weight.codec) && level_has(Capability::int8_dot) &&
-                          most_rows <= kMostDigitRows;
+                          most_rows <= most_digit_rows(weight, x.width);
   const RowType type =
       has_digits ? RowType::digits : row_type(x_dtype, rounds_to_int8, weight.codec);
   const bool is_float = x_dtype == DType::float32 && weight.codec == PanelCodec::fp32;

@@ -20,6 +20,8 @@ inline constexpr std::int64_t kPanelBlock = 256;
 inline constexpr std::int64_t kLongPanelBlock = 1024;
 // More rows are multiplied as bfloat16, whose sums are finished with less work. As measured.
 inline constexpr std::int64_t kMostDigitRows = 32;
+// The least in_features of a group for which a gemm takes integers of 15 bits.
+inline constexpr std::int64_t kLeastDigitGroup = 64;
 // The most in_features that share a unit where x becomes integers of 15 bits.
 inline constexpr std::int64_t kDigitBlock = 128;
 // Panels and rows of one work item.

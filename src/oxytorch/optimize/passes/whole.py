@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from ...core.converted import Conversion
 from ...core.interruption import pass_on_interruption
-from ...graph.boundary import Boundary, BoundaryForward, taken
+from ...graph.boundary import Boundary, BoundaryForward
 from ...graph.forward import Forward
 from ...rewriting.measure import Calls, first_win, numbers
 from ..context import OptimizeContext
@@ -209,7 +210,7 @@ def _pairs(
         return BoundaryForward(_bare(module), Boundary(own, gives_back=True)), converted
 
     def calls(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Calls:
-        args, kwargs = taken(args, kwargs, dtype)
+        args, kwargs = Conversion(dtype).arguments(args, kwargs)
         return lambda: both()[0](*args, **kwargs), lambda: both()[1](*args, **kwargs)
 
     return [calls(*each) for each in given]
