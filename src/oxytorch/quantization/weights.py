@@ -26,13 +26,13 @@ def quantized(
     Raises ValueError where the weight holds values that are not finite.
     """
     plain, form = weight.detach(), config.format
-    settings = config.group_size, config.symmetric, config.search, config.block_outputs
-    if moments is None:
-        codes, scales, zero_points = quantize_weight(plain, form, *settings)
-    else:
-        codes, scales, zero_points = calibrated_codes(plain, moments, form, *settings)
+    codes, scales, zero_points = quantize_weight(
+        plain, form, config.group_size, config.symmetric, config.search, config.block_outputs
+    )
     check_finite("quantize", name, scales)
-    packed = PanelWeight.from_codes(config.format, codes, scales, zero_points, dtype=weight.dtype)
+    if moments is not None:
+        codes = calibrated_codes(plain, moments, form, scales, zero_points)
+    packed = PanelWeight.from_codes(form, codes, scales, zero_points, dtype=weight.dtype)
     packed.activation_dtype = config.activation_dtype
     return packed
 
