@@ -45,32 +45,28 @@ llama = partial(language_model, "LlamaForCausalLM", 768)
 
 Maker = Callable[[nn.Module, Any], Any]
 BFLOAT16 = torch.bfloat16
+
+
+def both(has_sample: bool, **options: Any) -> tuple[Maker, Maker]:
+    """The `optimize` of both with the same arguments, and the input as the sample or without."""
+
+    def maker(optimize: Callable[..., Any]) -> Maker:
+        return lambda m, x: optimize(m, **options, **({"sample_input": x} if has_sample else {}))
+
+    return maker(oxytorch.optimize), maker(ipex.optimize)
+
+
 CASES: list[tuple[str, Callable[[], tuple[nn.Module, Any]], Maker, Maker]] = [
-    ("small, float32", small, lambda m, x: oxytorch.optimize(m), lambda m, x: ipex.optimize(m)),
-    (
-        "small, bfloat16",
-        small,
-        lambda m, x: oxytorch.optimize(m, dtype=BFLOAT16),
-        lambda m, x: ipex.optimize(m, dtype=BFLOAT16),
-    ),
+    ("small, float32", small, *both(False)),
+    ("small, bfloat16", small, *both(False, dtype=BFLOAT16)),
     (
         "small, bfloat16, graph",
         small,
         lambda m, x: oxytorch.optimize(m, dtype=BFLOAT16, sample_input=x, graph=True),
         lambda m, x: ipex.optimize(m, dtype=BFLOAT16, sample_input=x, graph_mode=True),
     ),
-    (
-        "BERT of 4 layers, float32",
-        bert,
-        lambda m, x: oxytorch.optimize(m, sample_input=x),
-        lambda m, x: ipex.optimize(m, sample_input=x),
-    ),
-    (
-        "BERT of 4 layers, bfloat16",
-        bert,
-        lambda m, x: oxytorch.optimize(m, dtype=BFLOAT16, sample_input=x),
-        lambda m, x: ipex.optimize(m, dtype=BFLOAT16, sample_input=x),
-    ),
+    ("BERT of 4 layers, float32", bert, *both(True)),
+    ("BERT of 4 layers, bfloat16", bert, *both(True, dtype=BFLOAT16)),
     (
         "Llama of 4 layers, bfloat16",
         llama,

@@ -18,7 +18,7 @@ import oxytorch
 from oxytorch.benchmark.llm.shapes import random_model
 from oxytorch.llm.cache import CacheSlots
 from oxytorch.llm.joint_steps import joint_step
-from oxytorch.llm.record import fused_model
+from oxytorch.llm.record import FusedModel, fused_model
 
 EXACT = 8
 
@@ -32,7 +32,6 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=200, help="tokens that each has read")
     parser.add_argument("--steps", type=int, default=12)
     given = parser.parse_args()
-    counts = [int(each) for each in given.rows.split(",")]
     torch.manual_seed(0)
     model = oxytorch.llm.optimize(
         random_model(given.shape),
@@ -43,41 +42,45 @@ def main() -> None:
     )
     fused = fused_model(model)
     assert fused is not None
-    vocabulary = model.config.vocab_size
-    most = max(counts)
     with torch.inference_mode():
-        caches = fused.slots(most, given.length + 256)
-        prompts = torch.randint(vocabulary, (most, given.length))
-        for row, cache in enumerate(caches.slots):
-            fused.step(prompts[row : row + 1], cache)
-        form = given.weights + (f"-{given.activations}" if given.activations else "")
-        print(f"| {form}: sequences | ms together | by {EXACT} | tokens/s | alike |")
-        print("|---|---|---|---|---|")
-        for rows in counts:
-            tokens = torch.randint(vocabulary, (rows, 1))
-            together, in_groups = [], []
-            for _ in range(given.steps):
-                begin = time.perf_counter()
-                found = joint_step(fused, tokens, caches, range(rows))
-                middle = time.perf_counter()
-                crop(caches, given.length)
-                between = time.perf_counter()
-                parts = [
-                    joint_step(
-                        fused,
-                        tokens[start : start + EXACT],
-                        caches,
-                        range(start, min(rows, start + EXACT)),
-                    )
-                    for start in range(0, rows, EXACT)
-                ]
-                in_groups.append(time.perf_counter() - between)
-                together.append(middle - begin)
-                crop(caches, given.length)
-            alike = torch.equal(found, torch.cat(parts))
-            one, other = (statistics.median(times[2:]) * 1e3 for times in (together, in_groups))
-            rate = rows / min(one, other) * 1e3
-            print(f"| {rows} | {one:.1f} | {other:.1f} | {rate:.0f} | {alike} |", flush=True)
+        measure(given, fused, model.config.vocab_size)
+
+
+def measure(given: argparse.Namespace, fused: FusedModel, vocabulary: int) -> None:
+    """Prints a line for each number of sequences."""
+    counts = [int(each) for each in given.rows.split(",")]
+    caches = fused.slots(max(counts), given.length + 256)
+    prompts = torch.randint(vocabulary, (max(counts), given.length))
+    for row, cache in enumerate(caches.slots):
+        fused.step(prompts[row : row + 1], cache)
+    form = given.weights + (f"-{given.activations}" if given.activations else "")
+    print(f"| {form}: sequences | ms together | by {EXACT} | tokens/s | alike |")
+    print("|---|---|---|---|---|")
+    for rows in counts:
+        tokens = torch.randint(vocabulary, (rows, 1))
+        together, in_groups = [], []
+        for _ in range(given.steps):
+            begin = time.perf_counter()
+            found = joint_step(fused, tokens, caches, range(rows))
+            middle = time.perf_counter()
+            crop(caches, given.length)
+            between = time.perf_counter()
+            parts = [
+                joint_step(
+                    fused,
+                    tokens[start : start + EXACT],
+                    caches,
+                    range(start, min(rows, start + EXACT)),
+                )
+                for start in range(0, rows, EXACT)
+            ]
+            in_groups.append(time.perf_counter() - between)
+            together.append(middle - begin)
+            crop(caches, given.length)
+        alike = torch.equal(found, torch.cat(parts))
+        one, other = (statistics.median(times[2:]) * 1e3 for times in (together, in_groups))
+        rate = rows / min(one, other) * 1e3
+        print(f"| {rows} | {one:.1f} | {other:.1f} | {rate:.0f} | {alike} |", flush=True)
 
 
 def crop(caches: CacheSlots, length: int) -> None:

@@ -459,16 +459,23 @@ def c_alias():
 
 
 def c_cpu():
-    from torch import nn
-
-    memory_on = mode == "ours-cpu"
-    if memory_on:
+    if mode == "ours-cpu":
         memory.use("cpu")
     if mode == "mallopt":
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 32 << 20)
         libc.mallopt(-1, 2**31 - 1)
         libc.mallopt(-4, 0)
+    time_results_of_sizes()
+    time_models()
+    import resource
+
+    r = resource.getrusage(resource.RUSAGE_SELF)
+    out["faults"] = r.ru_minflt
+    out["max_rss_mb"] = r.ru_maxrss >> 10
+
+
+def time_results_of_sizes():
     for mb in (2, 4, 16, 64, 256):
         n = mb << 18
         x = torch.ones(n)
@@ -486,6 +493,9 @@ def c_cpu():
                 f()
             ts.append((time.perf_counter() - t) / k * 1e3)
         out[f"ms_{mb}MB"] = min(ts)
+
+
+def time_models():
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(3, 64, 3, padding=1),
@@ -517,11 +527,6 @@ def c_cpu():
             out[f"ms_{name}"] = min(ts)
             out[f"median_ms_{name}"] = sorted(ts)[4]
             out[f"sum_{name}"] = float(y.double().sum())
-    import resource
-
-    r = resource.getrusage(resource.RUSAGE_SELF)
-    out["faults"] = r.ru_minflt
-    out["max_rss_mb"] = r.ru_maxrss >> 10
 
 
 def c_pool():

@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,20 @@ def mistake(capfd: pytest.CaptureFixture[str]) -> Callable[[Sequence[str]], str]
         return " ".join(capfd.readouterr().err.split())
 
     return told
+
+
+@pytest.fixture
+def gone_reader() -> Callable[[Sequence[str]], int]:
+    """Runs `oxytorch` with an output that nobody reads any more: its exit status."""
+    from oxytorch.__main__ import main
+
+    def status(words: Sequence[str]) -> int:
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "w") as output, redirect_stdout(output):
+            return main(words)  # closing flushes, as Python does at its end: nothing may be left
+
+    return status
 
 
 @pytest.fixture

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import oxytorch
 from oxytorch.__main__ import COMMANDS, main
+from oxytorch.command_line import fail, report_errors
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "amd-epyc-2-cores"
 
 
 def test_command_without_arguments_prints_the_help(capsys):
@@ -59,13 +63,82 @@ def test_interrupt_ends_without_a_traceback(monkeypatch, capsys):
     assert capsys.readouterr().err == "oxytorch: interrupted\n"
 
 
-@pytest.mark.parametrize("words", [["info", "--json"], ["aot", "list"]])
-def test_a_reader_that_has_gone_is_no_error(words: list[str]) -> None:
+def test_a_reader_that_has_gone_is_no_error() -> None:
     """`oxytorch info --json | head -1`"""
-    command = [sys.executable, "-m", "oxytorch", *words]
+    command = [sys.executable, "-m", "oxytorch", "info", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait(timeout=60) == 141
+
+
+_PRINTING = [
+    [],
+    ["--version"],
+    *([command.name, "--help"] for command in COMMANDS),
+    ["info"],
+    ["aot", "list"],
+    ["aot", "size"],
+    ["bench", "report", str(RESULTS / "2026-11-21-ops.json")],
+    ["tune"],
+]
+"""Command lines that print to standard output. Others need files: see the tests of `memory`,
+`convert` and `llm`."""
+
+
+@pytest.mark.parametrize("words", _PRINTING, ids=" ".join)
+def test_a_reader_that_has_gone_ends_each_command_quietly(words, gone_reader, own_cache, capfd):
+    assert gone_reader(words) == 141
+    assert capfd.readouterr().err == ""
+
+
+_LOST = [
+    ["bench", "report", "FILE"],
+    ["convert", "FILE"],
+    ["demo", "--text", "FILE"],
+    ["llm", "generate", "FILE", "--prompt", "a"],
+    ["memory", "show", "FILE"],
+    ["serve", "FILE"],
+]
+
+
+@pytest.mark.parametrize("words", _LOST, ids=lambda words: words[0])
+def test_a_file_that_is_not_there_is_told_by_its_name(words, tmp_path, capfd):
+    """Errors of the file system are of the class that a closed pipe raises, and are told."""
+    lost = tmp_path / "lost.json"
+    status = main([str(lost) if word == "FILE" else word for word in words])
+    told = capfd.readouterr().err
+    assert status == 2, told
+    assert told.startswith(f"oxytorch {words[0]}") and str(lost) in told, told
+
+
+_ORDER = {UnicodeError: 3, ValueError: 2, OSError: 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ValueError("no"), 2), (UnicodeError("no"), 3), (IsADirectoryError("no"), 1)],
+)
+def test_errors_are_told_with_the_status_of_their_class(error, status, capsys):
+    def act() -> int:
+        raise error
+
+    assert report_errors("run", act, _ORDER) == status
+    assert capsys.readouterr().err == "oxytorch run: no\n"
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError("no"), KeyError("no")])
+def test_other_errors_and_closed_pipes_go_on(error, capsys):
+    def act() -> int:
+        raise error
+
+    with pytest.raises(type(error)):
+        report_errors("run", act, _ORDER)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_terminal_would_obey_is_told_as_escapes(capsys):
+    assert fail("run", "no \x1b[2J\nline two") == 2
+    assert capsys.readouterr().err == "oxytorch run: no \\x1b[2J\nline two\n"

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from . import __version__
 from .command_line import Subcommand
@@ -69,24 +69,42 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit status. Without a command it prints the help."""
     words = list(sys.argv[1:] if argv is None else argv)
-    chosen = next((word for word in words if not word.startswith("-")), None)
     try:
-        parser = build_parser(chosen)
-        arguments = parser.parse_args(words, argparse.Namespace(words=words))
-        if arguments.command is None:
-            parser.print_help()
-            return 0
-        command = next(command for command in COMMANDS if command.name == arguments.command)
-        status: int = command.load().run(arguments)
+        try:
+            status = _run(words)
+        except SystemExit:  # help was printed, or a usage error
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("oxytorch: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # Whoever read the output (`| head`) has closed it. Python flushes it once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        for stream in (sys.stdout, sys.stderr):
+            _let_go(stream)
         return 141
     return status
+
+
+def _run(words: list[str]) -> int:
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    parser = build_parser(chosen)
+    arguments = parser.parse_args(words, argparse.Namespace(words=words))
+    if arguments.command is None:
+        parser.print_help()
+        return 0
+    command = next(command for command in COMMANDS if command.name == arguments.command)
+    status: int = command.load().run(arguments)
+    return status
+
+
+def _let_go(stream: TextIO) -> None:
+    """Sends what is left of a stream that nobody reads to nowhere."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

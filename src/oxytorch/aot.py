@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from . import config, optim
-from .command_line import positive
+from .command_line import fail, positive, report_errors
 from .gpu import build, compilers, devices, images, launch, pack
 from .gpu.devices import Device
 from .gpu.errors import DriverError, ImageError, NoKernelError
@@ -111,16 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
         "check": _check,
         "size": _size,
     }
-    try:
-        return verbs[arguments.verb](arguments)
-    except BrokenPipeError:
-        raise
-    except ValueError as error:
-        print(f"oxytorch aot: {error}", file=sys.stderr)
-        return 2
-    except (ImageError, OSError) as error:
-        print(f"oxytorch aot: {error}", file=sys.stderr)
-        return 1
+    statuses: dict[type[Exception], int] = {ValueError: 2, ImageError: 1, OSError: 1}
+    return report_errors("aot", lambda: verbs[arguments.verb](arguments), statuses)
 
 
 def chosen_devices(given: str | None) -> list[Device]:
@@ -202,7 +194,7 @@ def _build(arguments: argparse.Namespace) -> int:
             + _how_found(folder)
         )
     for failure in result.failures:
-        print(f"oxytorch aot: failed: {failure}", file=sys.stderr)
+        fail("aot", f"failed: {failure}")
     return 1 if result.failures else 0
 
 
@@ -372,9 +364,9 @@ def _check(arguments: argparse.Namespace) -> int:
                 except (ImageError, DriverError) as error:
                     failures.append(str(error))
     for failure in failures[:_SHOWN]:
-        print(f"oxytorch aot: {failure}", file=sys.stderr)
+        fail("aot", failure)
     if len(failures) > _SHOWN:
-        print(f"oxytorch aot: and {len(failures) - _SHOWN} more", file=sys.stderr)
+        fail("aot", f"and {len(failures) - _SHOWN} more")
     print(f"oxytorch aot: {number} images checked, {loaded} loaded, {len(failures)} faults")
     return 1 if failures else 0
 

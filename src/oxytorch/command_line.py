@@ -1,14 +1,16 @@
-"""What the subcommands of `oxytorch` share: their tables, and readers of the values of options."""
+"""What the subcommands of `oxytorch` share: their tables, how errors are told, and readers of the
+values of options."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import importlib.util
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,35 @@ class Subcommand:
     def load(self) -> Any:
         """Imports the module."""
         return importlib.import_module(self.module)
+
+
+def report_errors(
+    command: str, act: Callable[[], int], statuses: Mapping[type[Exception], int]
+) -> int:
+    """The exit status of `act()`. An error of one of these classes is told on standard error.
+
+    statuses: what the command returns for errors of a class; the first that fits counts.
+    """
+    try:
+        status = act()
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        raise  # whoever read the output has gone, which `__main__` takes for no error
+    except tuple(statuses) as error:
+        status = next(status for kind, status in statuses.items() if isinstance(error, kind))
+        return fail(command, error, status)
+
+
+def fail(command: str, message: object, status: int = 2) -> int:
+    """Says on standard error why a command ends, and returns its exit status."""
+    tell(f"oxytorch {command}: {message}", sys.stderr)
+    return status
+
+
+def tell(text: str, file: TextIO | None = None) -> None:
+    """Prints lines of which parts may come from anybody's file."""
+    print("\n".join(map(printable, text.split("\n"))), file=file)
 
 
 def words(text: str) -> tuple[str, ...]:

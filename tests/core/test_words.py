@@ -184,8 +184,13 @@ def _changes(world: World) -> list[Callable[[random.Random], None]]:
         _one_of(*(lambda layer=layer: w.model.__setitem__(1, layer)
                   for layer in (w.model[1], nn.Identity()))),
     ]  # fmt: skip
+    return [*found, *_changes_of_modules(w.model)]
+
+
+def _changes_of_modules(model: nn.Module) -> list[Callable[[random.Random], None]]:
+    found = []
     hooks: list[Any] = []
-    for module in w.model.modules():
+    for module in model.modules():
         found.append(_set_class(module, "late", [1]))
         found.append(
             _one_of(

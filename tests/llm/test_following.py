@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import oxytorch
 from oxytorch import llm
+from oxytorch.core.looked_up import LookUpWeight
 from oxytorch.llm.standing import tensors_of
 from oxytorch.llm.weights import StackedWeight
 from oxytorch.ops.panels import PanelWeight
-from oxytorch.quantization.weights import LookUpWeight
 
 transformers = pytest.importorskip("transformers")
 

@@ -67,72 +67,84 @@ def test_null_arguments_are_errors() -> None:
     fake.end()
 
 
-def test_null_is_an_error_wherever_a_pointer_is_wanted() -> None:
+NONE, HERE, SIZE = ctypes.c_void_p(None), ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(512)
+PAIR = (ctypes.c_uint64 * 2)(0, 1)
+TAKES = _core.TAKES(lambda argument, stream: 1)
+
+
+def test_a_null_allocator_is_an_error_of_every_function() -> None:
+    library = _core.library()
+    calls = {
+        "allocate": (0, SIZE, NONE, HERE),
+        "free": (HERE,),
+        "record_stream": (HERE, NONE),
+        "find": (HERE, HERE, HERE),
+        "empty_cache": (-1,),
+        "set_limit": (0, SIZE),
+        "info": (0, HERE, HERE),
+        "begin_pool": (0, PAIR, TAKES, NONE),
+        "end_pool": (0, PAIR),
+        "release_pool": (0, PAIR),
+        "reset_peaks": (0,),
+        "reset_accumulated": (0,),
+        "snapshot": (0, NONE, SIZE, HERE),
+        "report": (0, SIZE, NONE, SIZE, HERE),
+        "listen": (NONE, NONE),
+        "run": (0, HERE, SIZE, HERE, SIZE, HERE, NONE),
+    }
+    for name, arguments in calls.items():
+        assert getattr(library, f"oxytorch_memory_{name}")(NONE, *arguments) == 3, name
+        assert library.oxytorch_memory_error() == b"expected an allocator, got null", name
+    assert library.oxytorch_memory_statistics(NONE, 0, NONE, 0) == 0
+    library.oxytorch_memory_destroy(NONE)
+
+
+def test_null_is_an_error_wherever_an_allocator_wants_a_pointer() -> None:
     library = _core.library()
     fake = _core.Fake(64 * MiB)
     allocator = _core.Allocator(fake.table, "mapped")
-    none, place = ctypes.c_void_p(None), ctypes.c_uint64()
-    here, table, size = ctypes.byref(place), ctypes.byref(_core.Source()), ctypes.c_size_t(512)
-    pair = (ctypes.c_uint64 * 2)(0, 1)
-    takes = _core.TAKES(lambda argument, stream: 1)
-    calls = {
-        "allocate": (0, size, none, here),
-        "free": (here,),
-        "record_stream": (here, none),
-        "find": (here, here, here),
-        "empty_cache": (-1,),
-        "set_limit": (0, size),
-        "info": (0, here, here),
-        "begin_pool": (0, pair, takes, none),
-        "end_pool": (0, pair),
-        "release_pool": (0, pair),
-        "reset_peaks": (0,),
-        "reset_accumulated": (0,),
-        "snapshot": (0, none, size, here),
-        "report": (0, size, none, size, here),
-        "listen": (none, none),
-        "run": (0, here, size, here, size, here, none),
-    }
-    for name, arguments in calls.items():
-        assert getattr(library, f"oxytorch_memory_{name}")(none, *arguments) == 3, name
-        assert library.oxytorch_memory_error() == b"expected an allocator, got null", name
-    assert library.oxytorch_memory_statistics(none, 0, none, 0) == 0
-    library.oxytorch_memory_destroy(none)
     handle = allocator.handle
     for name, *arguments in (
-        ("find", here, none, here),
-        ("find", here, here, none),
-        ("info", 0, none, here),
-        ("begin_pool", 0, none, takes, none),
-        ("begin_pool", 0, pair, none, none),
-        ("end_pool", 0, none),
-        ("release_pool", 0, none),
-        ("snapshot", 0, none, size, none),
-        ("run", 0, none, size, here, size, here, none),
-        ("run", 0, here, size, none, size, here, none),
-        ("run", 0, here, size, here, size, none, none),
+        ("find", HERE, NONE, HERE),
+        ("find", HERE, HERE, NONE),
+        ("info", 0, NONE, HERE),
+        ("begin_pool", 0, NONE, TAKES, NONE),
+        ("begin_pool", 0, PAIR, NONE, NONE),
+        ("end_pool", 0, NONE),
+        ("release_pool", 0, NONE),
+        ("snapshot", 0, NONE, SIZE, NONE),
+        ("run", 0, NONE, SIZE, HERE, SIZE, HERE, NONE),
+        ("run", 0, HERE, SIZE, NONE, SIZE, HERE, NONE),
+        ("run", 0, HERE, SIZE, HERE, SIZE, NONE, NONE),
     ):
         assert getattr(library, f"oxytorch_memory_{name}")(handle, *arguments) == 3, name
         assert b", got null" in library.oxytorch_memory_error(), name
     assert library.oxytorch_memory_empty_cache(handle, -2) == 3
-    assert library.oxytorch_memory_statistics(handle, 0, none, 1000) > 0
+    assert library.oxytorch_memory_statistics(handle, 0, NONE, 1000) > 0
+    allocator.close()
+    fake.end()
+
+
+def test_null_is_an_error_wherever_a_source_wants_a_pointer() -> None:
+    library = _core.library()
+    fake = _core.Fake(64 * MiB)
+    table = ctypes.byref(_core.Source())
     for name, *arguments in (
-        ("host_source", none),
-        ("cuda_source", none),
-        ("sycl_source", none, none, 1, table),
-        ("sycl_source", b"absent.so", none, -1, table),
-        ("sycl_give", table, 0, here),
-        ("pinned_source", none, table),
-        ("pinned_source", table, none),
-        ("fake_source", none, table),
-        ("fake_count", table, here),
-        ("fake_fail", none, ctypes.c_uint64(1)),
+        ("host_source", NONE),
+        ("cuda_source", NONE),
+        ("sycl_source", NONE, NONE, 1, table),
+        ("sycl_source", b"absent.so", NONE, -1, table),
+        ("sycl_give", table, 0, HERE),
+        ("pinned_source", NONE, table),
+        ("pinned_source", table, NONE),
+        ("fake_source", NONE, table),
+        ("fake_count", table, HERE),
+        ("fake_fail", NONE, ctypes.c_uint64(1)),
     ):
         assert getattr(library, f"oxytorch_memory_{name}")(*arguments) == 3, name
-    library.oxytorch_memory_fake_end(none)
-    assert library.oxytorch_memory_fake_mistake(none) == b""
-    assert library.oxytorch_memory_fake_page(ctypes.byref(fake.table), 7, none) == 0
-    allocator.close()
+    library.oxytorch_memory_fake_end(NONE)
+    assert library.oxytorch_memory_fake_mistake(NONE) == b""
+    assert library.oxytorch_memory_fake_page(ctypes.byref(fake.table), 7, NONE) == 0
     fake.end()
 
 

@@ -34,6 +34,12 @@ def test_show_tells_what_a_trace_holds(path: Path, capsys) -> None:
     assert "held at the peak by" in shown
 
 
+@pytest.mark.parametrize("verb", ["show", "advise", "replay"])
+def test_a_reader_that_has_gone_ends_it_quietly(verb: str, path: Path, gone_reader, capfd) -> None:
+    assert gone_reader(["memory", verb, str(path)]) == 141
+    assert capfd.readouterr().err == ""
+
+
 def test_replay_prints_a_line_for_each_allocator(path: Path, capsys) -> None:
     chosen = "native-policy,expandable,oxytorch,offline-bound,offline-contiguous"
     chosen += ",max_split_size_mb:64"

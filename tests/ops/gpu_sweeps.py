@@ -90,76 +90,91 @@ LEAST = 1e-3
 
 def factors(run: Run, device: str) -> list[str]:
     """What is wrong with rows, columns and factors of gradients of all dtypes."""
-    wrong = []
-    for own, dtype in DTYPES:
-        generator = torch.Generator().manual_seed(4)
-        batch = Batch.of(("variance",))
-        batch.gradients = [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
-        batch.parameters = [torch.zeros(()) for _ in SHAPES]
-        batch.low_bits = batch.parameters
-        batch.states = [[torch.rand(*s[:-2], 1, s[-1], generator=generator) for s in SHAPES]]
-        rows = [torch.rand(*s[:-1], 1, generator=generator) for s in SHAPES]
-        batch.scales = [rows]
-        batch.steps = [torch.tensor(float(i)) for i in range(len(SHAPES))]
-        there = moved(batch, device)
-        row_factors = [torch.full_like(row, torch.nan).to(device) for row in rows]
-        strips = [
-            torch.full((tiling.strip_count(s), s[-1]), torch.nan, device=device) for s in SHAPES
-        ]
-        table = torch.zeros(len(SHAPES), layout.TENSOR_FIELDS, dtype=torch.int64)
-        for i, row in enumerate(table):
-            row[2] = there.gradients[i].data_ptr()
-            row[4] = there.states[0][i].data_ptr()
-            row[5] = row_factors[i].data_ptr()
-            row[layout.ROWS] = there.scales[0][i].data_ptr()
-            row[layout.STRIPS] = strips[i].data_ptr()
-            row[layout.STEP] = there.steps[i].data_ptr()
-            row[layout.COUNT] = batch.gradients[i].numel()
-            row[layout.HEIGHT], row[layout.WIDTH] = SHAPES[i][-2:]
-        table = table.to(device)
-        scalars = torch.zeros(len(SHAPES), layout.SCALAR_FIELDS, device=device)
-        keys = torch.zeros(len(SHAPES), layout.KEY_FIELDS, dtype=torch.int32, device=device)
-        tensors, numbers = table.data_ptr(), scalars.data_ptr()
-        hyper = [0.01, -0.8, LEAST, 1e-3, 1.0, 0.0, 1.0, 0.0]
-        run(
-            gpu.PREPARE_STEP,
-            gpu.family_signature("adafactor"),
-            [tensors, numbers, keys.data_ptr(), len(SHAPES), 0, 0, 0, 0, 0, -0.5, *hyper],
-            gpu.programs_of_prepare_step(len(SHAPES)),
-        )
-        for kernel, signature, tiles, least in (
-            (
-                factor_kernels.SUMS,
-                factor_kernels.sums_signature(own),
-                tiling.sum_tiles(SHAPES).to(device),
-                [],
-            ),
-            (
-                factor_kernels.FACTORS,
-                factor_kernels.FACTORS_SIGNATURE,
-                tiling.factor_tiles(SHAPES).to(device),
-                [LEAST],
-            ),
+    return [line for own, dtype in DTYPES for line in _factors(run, device, own, dtype)]
+
+
+def _factors(run: Run, device: str, own: Format, dtype: torch.dtype) -> list[str]:
+    batch = _batch(dtype)
+    there = moved(batch, device)
+    row_factors = [torch.full_like(row, torch.nan).to(device) for row in batch.scales[0]]
+    strips = [torch.full((tiling.strip_count(s), s[-1]), torch.nan, device=device) for s in SHAPES]
+    table = _table(there, row_factors, strips).to(device)
+    scalars = torch.zeros(len(SHAPES), layout.SCALAR_FIELDS, device=device)
+    keys = torch.zeros(len(SHAPES), layout.KEY_FIELDS, dtype=torch.int32, device=device)
+    tensors, numbers = table.data_ptr(), scalars.data_ptr()
+    hyper = [0.01, -0.8, LEAST, 1e-3, 1.0, 0.0, 1.0, 0.0]
+    run(
+        gpu.PREPARE_STEP,
+        gpu.family_signature("adafactor"),
+        [tensors, numbers, keys.data_ptr(), len(SHAPES), 0, 0, 0, 0, 0, -0.5, *hyper],
+        gpu.programs_of_prepare_step(len(SHAPES)),
+    )
+    for kernel, signature, tiles, least in (
+        (
+            factor_kernels.SUMS,
+            factor_kernels.sums_signature(own),
+            tiling.sum_tiles(SHAPES).to(device),
+            [],
+        ),
+        (
+            factor_kernels.FACTORS,
+            factor_kernels.FACTORS_SIGNATURE,
+            tiling.factor_tiles(SHAPES).to(device),
+            [LEAST],
+        ),
+    ):
+        run(kernel, signature, [tensors, tiles.data_ptr(), numbers, 0, *least], len(tiles))
+    return [f"{own.name} {line}" for line in _far_off(batch, there, row_factors)]
+
+
+def _batch(dtype: torch.dtype) -> Batch:
+    """Gradients of SHAPES, and what Adafactor keeps of them: columns as states, rows as scales."""
+    generator = torch.Generator().manual_seed(4)
+    batch = Batch.of(("variance",))
+    batch.gradients = [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
+    batch.parameters = [torch.zeros(()) for _ in SHAPES]
+    batch.low_bits = batch.parameters
+    batch.states = [[torch.rand(*s[:-2], 1, s[-1], generator=generator) for s in SHAPES]]
+    batch.scales = [[torch.rand(*s[:-1], 1, generator=generator) for s in SHAPES]]
+    batch.steps = [torch.tensor(float(i)) for i in range(len(SHAPES))]
+    return batch
+
+
+def _table(batch: Batch, row_factors: list[Tensor], strips: list[Tensor]) -> Tensor:
+    table = torch.zeros(len(SHAPES), layout.TENSOR_FIELDS, dtype=torch.int64)
+    for i, row in enumerate(table):
+        row[2] = batch.gradients[i].data_ptr()
+        row[4] = batch.states[0][i].data_ptr()
+        row[5] = row_factors[i].data_ptr()
+        row[layout.ROWS] = batch.scales[0][i].data_ptr()
+        row[layout.STRIPS] = strips[i].data_ptr()
+        row[layout.STEP] = batch.steps[i].data_ptr()
+        row[layout.COUNT] = batch.gradients[i].numel()
+        row[layout.HEIGHT], row[layout.WIDTH] = SHAPES[i][-2:]
+    return table
+
+
+def _far_off(before: Batch, after: Batch, row_factors: list[Tensor]) -> list[str]:
+    """What a step has made of a batch, where it is not what float64 gives."""
+    found = []
+    for i, gradient in enumerate(before.gradients):
+        if not gradient.numel():
+            continue
+        squares = (gradient.double() * -0.5).square()
+        weight = (i + 1.0) ** -0.8
+        row = before.scales[0][i].double().lerp(squares.mean(-1, keepdim=True), weight)
+        column = before.states[0][i].double().lerp(squares.mean(-2, keepdim=True), weight)
+        factor = row / row.mean(-2, keepdim=True).clamp(min=LEAST)
+        for name, actual, wanted in (
+            ("row", after.scales[0][i], row),
+            ("column", after.states[0][i], column),
+            ("row factor", row_factors[i], factor),
         ):
-            run(kernel, signature, [tensors, tiles.data_ptr(), numbers, 0, *least], len(tiles))
-        for i, gradient in enumerate(batch.gradients):
-            if not gradient.numel():
-                continue
-            squares = (gradient.double() * -0.5).square()
-            weight = (i + 1.0) ** -0.8
-            row = rows[i].double().lerp(squares.mean(-1, keepdim=True), weight)
-            column = batch.states[0][i].double().lerp(squares.mean(-2, keepdim=True), weight)
-            factor = row / row.mean(-2, keepdim=True).clamp(min=LEAST)
-            for name, actual, wanted in (
-                ("row", there.scales[0][i], row),
-                ("column", there.states[0][i], column),
-                ("row factor", row_factors[i], factor),
-            ):
-                error = (actual.cpu().double() - wanted).abs()
-                # Sums of at most some hundreds of float32 numbers.
-                if not (error <= 2e-6 * wanted.abs()).all():
-                    wrong.append(f"{own.name} {SHAPES[i]}: {name} is off by {error.max():.3g}")
-    return wrong
+            error = (actual.cpu().double() - wanted).abs()
+            # Sums of at most some hundreds of float32 numbers.
+            if not (error <= 2e-6 * wanted.abs()).all():
+                found.append(f"{SHAPES[i]}: {name} is off by {error.max():.3g}")
+    return found
 
 
 STEPS = (0.0, 1.0, 2.0, 9.0, 99.0, 998.0, 12344.0, 99999.0, 1048575.0, 16777214.0)

@@ -621,6 +621,16 @@ def test_the_command_converts_and_compares(tmp_path: Path) -> None:
     assert torch.allclose(found["x"], exported.module()(*args, **kwargs)["x"])
 
 
+@pytest.mark.parametrize("words", [["--text"], []])
+def test_a_reader_that_has_gone_ends_the_command_quietly(
+    words, tmp_path: Path, gone_reader
+) -> None:
+    args, kwargs = _call()
+    exported = torch.export.export(Model().eval(), args, kwargs)
+    torch.export.save(exported, tmp_path / "model.pt2")
+    assert gone_reader(["convert", str(tmp_path / "model.pt2"), *words]) == 141
+
+
 def test_mistakes_in_the_command_are_told(tmp_path: Path) -> None:
     (tmp_path / "no.pt2").write_text("hello")
     for words, message in (

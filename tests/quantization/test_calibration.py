@@ -44,37 +44,33 @@ def _moments(x: Tensor) -> Tensor:
     return x.t() @ x / len(x)
 
 
-def _values(found: tuple[Tensor, Tensor, Tensor | None], format: str) -> Tensor:
-    return values_of(format, *found)
-
-
 @pytest.mark.parametrize(("format", "size", "symmetric"), CASES)
 def test_calibrated_codes_lower_the_error_of_outputs_never_seen(format, size, symmetric):
     weight, columns = _weight(40, 256), 256
     x, unseen = _inputs(1200, columns).split([1000, 200])
     nearest = quantize_weight(weight, format, size, symmetric)
-    found = calibrated_codes(weight, _moments(x), format, size, symmetric)
+    found = calibrated_codes(weight, _moments(x), format, *nearest[1:])
     plain, kept = (
-        (unseen @ (_values(codes, format) - weight).t()).norm() for codes in (nearest, found)
+        (unseen @ (values_of(format, codes, *nearest[1:]) - weight).t()).norm()
+        for codes in (nearest[0], found)
     )
     assert kept < 0.75 * plain
-    assert torch.equal(found[1], nearest[1])
-    assert (found[2] is None) == (nearest[2] is None)
 
 
 @pytest.mark.parametrize(("format", "size", "symmetric"), CASES)
 def test_inputs_without_relations_leave_codes_to_nearest(format, size, symmetric):
     weight = _weight(20, 256)
     moments = torch.diag(torch.rand(256) + 0.5)
-    found = calibrated_codes(weight, moments, format, size, symmetric)
-    assert torch.equal(found[0], quantize_weight(weight, format, size, symmetric)[0])
+    codes, *scales = quantize_weight(weight, format, size, symmetric)
+    assert torch.equal(calibrated_codes(weight, moments, format, *scales), codes)
 
 
 def test_each_column_is_rounded_after_the_best_answer_to_those_before():
     """The same choices as solving, for every column, for the best values of all later ones."""
     weight = _weight(5, 32)
     moments = _moments(_inputs(100, 32))
-    codes, scales, _ = calibrated_codes(weight, moments, "int4")
+    _, scales, _ = quantize_weight(weight, "int4")
+    codes = calibrated_codes(weight, moments, "int4", scales, None)
     damped = moments.double()
     damped.diagonal().add_(DAMPING * moments.diagonal().double().mean())
     order = moments.diagonal().argsort(descending=True, stable=True).tolist()
@@ -97,20 +93,21 @@ def test_inputs_that_were_always_zero_are_rounded_to_nearest():
     weight = _weight(12, 64)
     x = _inputs(100, 64)
     x[:, 10:20] = 0
-    codes, _, _ = calibrated_codes(weight, _moments(x), "int4", 32)
-    nearest = quantize_weight(weight, "int4", 32)[0]
+    nearest, scales, _ = quantize_weight(weight, "int4", 32)
+    codes = calibrated_codes(weight, _moments(x), "int4", scales, None)
     assert torch.equal(codes[:, 10:20], nearest[:, 10:20])
     assert not torch.equal(codes, nearest)
-    none = calibrated_codes(weight, torch.zeros(64, 64), "int4", 32)[0]
+    none = calibrated_codes(weight, torch.zeros(64, 64), "int4", scales, None)
     assert torch.equal(none, nearest)
 
 
 def test_moments_that_do_not_fit_are_refused():
     weight = _weight(4, 64)
+    given = "int4", torch.ones(4, 1), None
     with pytest.raises(ValueError, match=r"moments of shape \[64, 64\], got \[32, 32\]"):
-        calibrated_codes(weight, torch.eye(32), "int4")
+        calibrated_codes(weight, torch.eye(32), *given)
     with pytest.raises(ValueError, match="finite moments"):
-        calibrated_codes(weight, torch.full((64, 64), torch.nan), "int4")
+        calibrated_codes(weight, torch.full((64, 64), torch.nan), *given)
 
 
 class Block(nn.Module):

@@ -3,13 +3,15 @@ torch's."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
 from .. import memory
 
 Device = torch.device | int | str | None
+_T = TypeVar("_T")
 
 
 def _device(device: Device) -> str:
@@ -18,40 +20,26 @@ def _device(device: Device) -> str:
     return f"xpu:{device}" if isinstance(device, int) else str(device)
 
 
-def memory_stats(device: Device = None) -> dict[str, Any]:
-    return memory.memory_stats(_device(device))
+def _of_xpu(function: Callable[[str], _T]) -> Callable[[Device], _T]:
+    """A function of `oxytorch.memory`, for devices as `torch.xpu` takes them."""
+
+    def of_xpu(device: Device = None) -> _T:
+        return function(_device(device))
+
+    of_xpu.__name__ = of_xpu.__qualname__ = function.__name__
+    of_xpu.__doc__ = function.__doc__
+    return of_xpu
 
 
-def memory_snapshot(device: Device = None) -> Any:
-    return memory.memory_snapshot(_device(device))
-
-
-def memory_allocated(device: Device = None) -> int:
-    return memory.memory_allocated(_device(device))
-
-
-def max_memory_allocated(device: Device = None) -> int:
-    return memory.max_memory_allocated(_device(device))
-
-
-def memory_reserved(device: Device = None) -> int:
-    return memory.memory_reserved(_device(device))
-
-
-def max_memory_reserved(device: Device = None) -> int:
-    return memory.max_memory_reserved(_device(device))
-
-
-def reset_peak_memory_stats(device: Device = None) -> None:
-    memory.reset_peak_memory_stats(_device(device))
-
-
-def reset_accumulated_memory_stats(device: Device = None) -> None:
-    memory.reset_accumulated_memory_stats(_device(device))
-
-
-def mem_get_info(device: Device = None) -> tuple[int, int]:
-    return memory.mem_get_info(_device(device))
+memory_stats = _of_xpu(memory.memory_stats)
+memory_snapshot = _of_xpu(memory.memory_snapshot)
+memory_allocated = _of_xpu(memory.memory_allocated)
+max_memory_allocated = _of_xpu(memory.max_memory_allocated)
+memory_reserved = _of_xpu(memory.memory_reserved)
+max_memory_reserved = _of_xpu(memory.max_memory_reserved)
+reset_peak_memory_stats = _of_xpu(memory.reset_peak_memory_stats)
+reset_accumulated_memory_stats = _of_xpu(memory.reset_accumulated_memory_stats)
+mem_get_info = _of_xpu(memory.mem_get_info)
 
 
 def empty_cache() -> None:

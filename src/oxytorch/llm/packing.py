@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.looked_up import RowsWeight
 from ..core.own_storage import is_part
 from ..core.packed import PackedTensor
 from ..ops.panels import PanelWeight
@@ -26,7 +27,7 @@ from .layer import Product
 from .matching import Unmatched
 from .plan import ProductPlan, Products
 from .tied import TiedEmbeddingForward, TiedHeadForward, TiedState
-from .weights import RowsWeight, StackedWeight
+from .weights import StackedWeight
 
 
 class OwnForward(RoundingForward):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from ..command_line import Subcommand
+from ..command_line import Subcommand, report_errors
 
 DESCRIPTION = """\
 Large language models on the CPU, from a local folder in Hugging Face's format.
@@ -50,12 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb; 1 where something failed, 2 for a mistake in the command or the folder."""
     verb = next(verb for verb in VERBS if verb.name == arguments.verb)
-    try:
-        status: int = verb.load().run(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError, MemoryError) as error:
-        print(f"oxytorch llm {verb.name}: {error}", file=sys.stderr)
-        return 2
-    return status
+    return report_errors(
+        f"llm {verb.name}",
+        lambda: verb.load().run(arguments),
+        dict.fromkeys((ValueError, OSError, MemoryError), 2),
+    )

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import llm
+from ..core.looked_up import RowsWeight
 from ..core.packed import PackedTensor
 from ..files import load
 from ..llm.language_model import LanguageModel
 from ..llm.layer import Product, RoutedMlp
 from ..llm.record import FusedModel
-from ..llm.weights import RowsWeight, stored_form
+from ..llm.weights import stored_form
 from ..ops.panels import PanelWeight
 from .folder import is_quantized, load_model, read_config
 from .options import Precision

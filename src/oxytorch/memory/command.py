@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..command_line import positive, printable, why_no_picture, words
+from ..command_line import positive, report_errors, tell, why_no_picture, words
 from ..core.whole_file import check_destination
 from . import plots
 from . import trace as traces
@@ -18,7 +18,7 @@ from .advise import Advice, advise
 from .record import MOST_EVENTS, MemoryRecording, record
 from .replay import MOST_MEMORY, NAMES, STANDARD, Result, replay, write_json
 from .sizes import parse, size
-from .trace import Trace, TraceError
+from .trace import Trace
 
 DESCRIPTION = """\
 Record what a program allocates on a GPU, and replay it through allocators, on any machine.
@@ -129,21 +129,14 @@ def _bytes(text: str) -> int:
     return found
 
 
-def _say(text: str, file: Any = None) -> None:
-    """Prints lines of which parts may come from anybody's file."""
-    print("\n".join(map(printable, text.split("\n"))), file=file)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Does what is asked; 1 if the recorded script failed, 2 if the command could not be done."""
     verbs = {"record": _record, "show": _show, "replay": _replay, "advise": _advise}
-    try:
-        return verbs[arguments.verb](arguments)
-    except BrokenPipeError:
-        raise
-    except (TraceError, ValueError, RuntimeError, OSError) as error:
-        _say(f"oxytorch memory: {error}", sys.stderr)
-        return 2
+    return report_errors(
+        "memory",
+        lambda: verbs[arguments.verb](arguments),
+        dict.fromkeys((ValueError, RuntimeError, OSError), 2),
+    )
 
 
 def _record(arguments: argparse.Namespace) -> int:
@@ -171,7 +164,7 @@ def _record(arguments: argparse.Namespace) -> int:
         traceback.print_exc()
     finally:
         if recording.trace is not None:
-            _say(f"{arguments.trace}: {_what(recording.trace)}")
+            tell(f"{arguments.trace}: {_what(recording.trace)}")
     return 0 if ended is None else 1
 
 
@@ -185,7 +178,7 @@ def _what(trace: Trace) -> str:
 def _show(arguments: argparse.Namespace) -> int:
     trace = traces.load_trace(arguments.trace, arguments.device)
     about, found = trace.about, traces.peak(trace)
-    _say(f"{arguments.trace}: {_what(trace)}")
+    tell(f"{arguments.trace}: {_what(trace)}")
     rows = [
         ("program", about.program),
         ("device", _device(trace)),
@@ -201,10 +194,10 @@ def _show(arguments: argparse.Namespace) -> int:
     ]
     for name, value in rows:
         if value:
-            _say(f"  {name:<18} {value}")
+            tell(f"  {name:<18} {value}")
     print("\nheld at the peak by")
     for held, count, site in traces.holders(trace, arguments.top):
-        _say(f"  {size(held):>12}  in {count:>6}  {site}")
+        tell(f"  {size(held):>12}  in {count:>6}  {site}")
     return 0
 
 
@@ -225,7 +218,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         _check_target(option, target, arguments.trace)
     trace = traces.load_trace(arguments.trace, arguments.device)
     results = replay(trace, names, _limit_of(arguments, trace))
-    _say(f"{arguments.trace}: {_what(trace)}")
+    tell(f"{arguments.trace}: {_what(trace)}")
     print("\n".join(table(results)))
     for line in _recorded(trace, results):
         print(line)
@@ -285,7 +278,7 @@ def _recorded(trace: Trace, results: Sequence[Result]) -> list[str]:
 def _advise(arguments: argparse.Namespace) -> int:
     trace = traces.load_trace(arguments.trace, arguments.device)
     found = advise(trace, _limit_of(arguments, trace))
-    _say(f"{arguments.trace}: {_what(trace)}")
+    tell(f"{arguments.trace}: {_what(trace)}")
     print("\n".join(table(found.results)))
     print()
     print("\n".join(_advice(found)))

@@ -9,9 +9,6 @@ plain float32.
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +21,7 @@ from . import sharding, split_functions, split_storage
 from .compiler import never_compiled_alone
 from .leaves import leaves, mapped
 from .master_weight import MasterWeight, as_plain, plainly
+from .split_contexts import is_computing, is_saving, is_upper_half
 
 
 class WatchedParameter(nn.Parameter):
@@ -162,58 +160,6 @@ class ShownWeight(Tensor):
 sharding.PLAIN |= {WatchedParameter, SplitParameter, ShownWeight}
 
 
-class _Place(threading.local):
-    """computing: how many forwards of models run in this thread.
-    saving: whether one is saved.
-    """
-
-    computing = 0
-    saving = False
-
-
-_place = _Place()
-
-
-@never_compiled_alone
-def is_upper_half() -> bool:
-    """Whether a split parameter is nothing but its upper half here: in forwards and steps."""
-    return (
-        _place.computing > 0
-        or not torch._C._is_torch_function_enabled()
-        or torch.compiler.is_compiling()
-    )
-
-
-@contextmanager
-def computing() -> Iterator[None]:
-    """Split parameters are their upper halves inside, as layers use them."""
-    _place.computing += 1
-    try:
-        yield
-    finally:
-        _place.computing -= 1
-
-
-@contextmanager
-def whole() -> Iterator[None]:
-    """Split parameters are whole weights inside, though a forward of a model is running."""
-    before, _place.computing = _place.computing, 0
-    try:
-        yield
-    finally:
-        _place.computing = before
-
-
-@contextmanager
-def saving() -> Iterator[None]:
-    """Split parameters say inside that they are float32, as they are saved."""
-    before, _place.saving = _place.saving, True
-    try:
-        yield
-    finally:
-        _place.saving = before
-
-
 @never_compiled_alone
 def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """A function of torch whose arguments hold split parameters or their weights."""
@@ -223,7 +169,7 @@ def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if isinstance(args[0], SplitParameter) and not torch.compiler.is_compiling():
             if attribute == "dtype":
                 _refuse_parametrization()
-                if _place.saving:
+                if is_saving():
                     return torch.float32
             elif attribute == "grad" and name == "__set__":
                 return _set_gradient(*args)
@@ -262,7 +208,7 @@ def _call_on_values(
     function: Any, name: str, types: Any, args: Any, kwargs: dict[str, Any], writes: bool
 ) -> Any:
     """On whole weights or, beside what layers compute with, on the upper halves."""
-    if _place.computing:
+    if is_computing():
         joins = writes or _meets_float32(name, args, kwargs)
     else:
         joins = writes or not _is_of_layer(name, args, kwargs)

@@ -14,7 +14,7 @@ from ..core.converted import Conversion, converted
 from ..graph.boundary import UNFIT, explain_dtypes
 from ..graph.forward import OwnSignature
 from ..graph.mixed_norms import norms_in_one_dtype
-from ..optim import split_parameter
+from ..optim import split_contexts
 from ..optim.compiler import never_compiled, never_compiled_alone
 from ..optim.split_parameter import SplitParameter
 
@@ -118,7 +118,7 @@ class Bfloat16Forward(UpperHalvesForward):
         if layer and type(module) not in TAKE_ANY:
             dtype = torch.float32 if is_whole else torch.bfloat16
             args, kwargs = Conversion(dtype).arguments(args, kwargs)
-        weights = split_parameter.whole() if is_whole else _computing()
+        weights = split_contexts.whole() if is_whole else _computing()
         with weights, self._casting(layer, is_split, is_whole):
             result = type(module).forward(module, *args, **kwargs)
         return converted(result, torch.bfloat16) if layer and not is_split else result
@@ -132,8 +132,8 @@ class ParametrizationForward(UpperHalvesForward):
 
     @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        is_computing = split_parameter.is_upper_half()
-        with split_parameter.whole(), torch.autocast(_device(self.module), enabled=False):
+        is_computing = split_contexts.is_upper_half()
+        with split_contexts.whole(), torch.autocast(_device(self.module), enabled=False):
             result = type(self.module).forward(self.module, *args, **kwargs)
         return converted(result, torch.bfloat16) if is_computing else result
 
@@ -176,7 +176,7 @@ def _computing() -> AbstractContextManager[None]:
             "plain tensors; export oxytorch.undo(copy.deepcopy(model)), a float32 copy, which "
             "oxytorch.save and oxytorch.graph.explain take too"
         )
-    return nullcontext() if torch.compiler.is_compiling() else split_parameter.computing()
+    return nullcontext() if torch.compiler.is_compiling() else split_contexts.computing()
 
 
 class ApplyRefusal:
@@ -208,5 +208,5 @@ class Saving:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kind: Any = type(self.model)
-        with split_parameter.saving():
+        with split_contexts.saving():
             return kind.save_pretrained(self.model, *args, **kwargs)

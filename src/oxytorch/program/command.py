@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from ..command_line import fail, report_errors
 from ..core.whole_file import check_destination
 from ..graph.agreement import CONVERTED, CONVERTED_NARROW
 from . import files
@@ -78,23 +79,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Converts; 1 if the outputs differ, 2 if that cannot be done."""
+    return report_errors("convert", lambda: _convert(arguments), {ValueError: 2, OSError: 2})
+
+
+def _convert(arguments: argparse.Namespace) -> int:
     source: Path = arguments.source
     target: Path = arguments.target or source.with_suffix(".oxy")
-    try:
-        if not arguments.text:
-            check_destination(target, source)
-        exported = _exported(source, arguments.modules)
-        began = time.perf_counter()
-        model = _program(exported)
-        if arguments.text:
-            print(model)
-            return 0
-        files.save(model, target)
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError) as error:
-        print(f"oxytorch convert: {error}", file=sys.stderr)
-        return 2
+    if not arguments.text:
+        check_destination(target, source)
+    exported = _exported(source, arguments.modules)
+    began = time.perf_counter()
+    model = _program(exported)
+    if arguments.text:
+        print(model)
+        return 0
+    files.save(model, target)
     seconds = time.perf_counter() - began
     megabytes = target.stat().st_size / 1e6
     print(f"{target}: {megabytes:.1f} MB, {model!r}, in {seconds:.1f} s")
@@ -177,12 +176,12 @@ def _compare(exported: ExportedProgram, target: Path) -> int:
     worst = max(map(_difference, *outputs), default=0.0)
     if worst > 1:
         target.unlink()
-        print(
-            f"oxytorch convert: the outputs differ by {worst:.1f} times the tolerance; {target} "
-            "was removed. Please report this model",
-            file=sys.stderr,
+        return fail(
+            "convert",
+            f"the outputs differ by {worst:.1f} times the tolerance; {target} was removed. Please "
+            "report this model",
+            1,
         )
-        return 1
     print(f"compared on the example: the largest difference is {worst:.2g} of the tolerance")
     return 0
 

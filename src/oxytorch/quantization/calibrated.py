@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ..ops.panels.formats import FORMATS
-from ..ops.quantize_weight import quantize_weight
 
 DAMPING = 0.01
 """Part of the mean of the moments' diagonal that is added to it."""
@@ -17,17 +16,11 @@ _BLOCK = 128  # columns between two updates of all that follow
 
 
 def calibrated_codes(
-    weight: Tensor,
-    moments: Tensor,
-    format: str,
-    group_size: int | None = None,
-    symmetric: bool = True,
-    search: bool = True,
-    block_outputs: int = 1,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Returns (quantized, scales, zero_points) that lower the error of x @ weight.T for inputs x.
+    weight: Tensor, moments: Tensor, format: str, scales: Tensor, zero_points: Tensor | None
+) -> Tensor:
+    """Returns codes uint8 [out_features, in_features] that lower the error of x @ weight.T for
+    inputs x, with the scales and zero points that `ops.quantize_weight` found.
 
-    Arguments and result are those of `ops.quantize_weight`, whose scales and zero points are kept.
     moments: float32 [in_features, in_features], the mean of x x^T over calibration inputs.
 
     Columns are rounded one after the other, those with the largest inputs first. What rounding one
@@ -38,9 +31,6 @@ def calibrated_codes(
     """
     columns = weight.shape[1]
     _check_moments(moments, columns)
-    codes, scales, zero_points = quantize_weight(
-        weight, format, group_size, symmetric, search, block_outputs
-    )
     size = columns // scales.shape[1]
     order = moments.diagonal().argsort(descending=True, stable=True)
     factor = _inverse_factor(moments[order][:, order])
@@ -59,8 +49,8 @@ def calibrated_codes(
             error /= factor[index, index]
             left[index + 1 : end].addr_(factor[index, index + 1 : end], error, alpha=-1)
         left[end:].addmm_(factor[begin:end, end:].t(), errors, alpha=-1)
-    codes[:, order] = rounded.t()
-    return codes, scales, zero_points
+    codes = torch.empty(weight.shape, dtype=torch.uint8)
+    return codes.index_copy_(1, order, rounded.t())
 
 
 def _check_moments(moments: Tensor, columns: int) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from typing import Any, TypeVar
-
-import torch
 from torch import Tensor
 
+from ..core.looked_up import LookUpWeight
 from ..core.packed import PackedTensor
 from ..ops.panels import PanelWeight
 from ..ops.quantize_weight import quantize_weight
@@ -29,43 +26,15 @@ def quantized(
     Raises ValueError where the weight holds values that are not finite.
     """
     plain, form = weight.detach(), config.format
-    settings = config.group_size, config.symmetric, config.search, config.block_outputs
-    if moments is None:
-        codes, scales, zero_points = quantize_weight(plain, form, *settings)
-    else:
-        codes, scales, zero_points = calibrated_codes(plain, moments, form, *settings)
+    codes, scales, zero_points = quantize_weight(
+        plain, form, config.group_size, config.symmetric, config.search, config.block_outputs
+    )
     check_finite("quantize", name, scales)
-    packed = PanelWeight.from_codes(config.format, codes, scales, zero_points, dtype=weight.dtype)
+    if moments is not None:
+        codes = calibrated_codes(plain, moments, form, scales, zero_points)
+    packed = PanelWeight.from_codes(form, codes, scales, zero_points, dtype=weight.dtype)
     packed.activation_dtype = config.activation_dtype
     return packed
-
-
-class LookUpWeight(PackedTensor):
-    """A weight whose values are looked up in one that is stored in another form.
-
-    packed: that one. `_shared_fields` are the arguments of the class, `packed` the first.
-    """
-
-    packed: Any
-
-    def _over(self: _LookUp, packed: Any) -> _LookUp:
-        """The same look-up in another stored weight."""
-        result: _LookUp = type(self)(packed, *[*self.fields().values()][1:])
-        return result
-
-    def _deep_copy(self: _LookUp, memo: dict[int, Any]) -> _LookUp:
-        self.sync()
-        return self._over(deepcopy(self.packed, memo))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        is_parameter = isinstance(self, torch.nn.Parameter)
-        if self._is_handed_out and not is_parameter:
-            return super().__reduce_ex__(protocol)
-        self.sync()
-        return _rebuild, (type(self), (*self.fields().values(),), is_parameter, self.requires_grad)
-
-
-_LookUp = TypeVar("_LookUp", bound=LookUpWeight)
 
 
 def activation_dtype(weight: object) -> str | None:
@@ -73,13 +42,6 @@ def activation_dtype(weight: object) -> str | None:
     while isinstance(weight, LookUpWeight):
         weight = weight.packed
     return weight.activation_dtype if isinstance(weight, PanelWeight) else None
-
-
-def _rebuild(
-    kind: type[LookUpWeight], fields: tuple[Any, ...], is_parameter: bool, requires_grad: bool
-) -> Tensor:
-    result = kind(*fields)
-    return result.as_parameter(requires_grad) if is_parameter else result
 
 
 class ReorderedPanelWeight(LookUpWeight):

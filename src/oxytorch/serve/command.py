@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import ipaddress
-import sys
 from pathlib import Path
 
 import torch
 
 from .. import config
-from ..command_line import positive
+from ..command_line import fail, positive, report_errors
 from ..llm_command.options import PRECISIONS, add_count, add_tokenizer, precision
 
 NEEDS = ("fastapi", "uvicorn")
@@ -164,33 +163,32 @@ def run(arguments: argparse.Namespace) -> int:
     """Serves until a signal; 2 for a mistake in the command or the model, or a port in use."""
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
-        return _fail(f"needs {', '.join(missing)}; install with: pip install 'oxytorch[serve]'")
+        return fail(
+            "serve", f"needs {', '.join(missing)}; install with: pip install 'oxytorch[serve]'"
+        )
     token = arguments.token if arguments.token is not None else config.current.serve_token or None
     is_local = _is_loopback(arguments.host)
     if token is not None and not token.strip():
-        return _fail("--token: expected one that is not empty")
+        return fail("serve", "--token: expected one that is not empty")
     if token is None and not is_local:
-        return _fail(
+        return fail(
+            "serve",
             f"--host {arguments.host} can be reached from elsewhere: give --token or "
-            "OXYTORCH_SERVE_TOKEN, or listen to 127.0.0.1"
+            "OXYTORCH_SERVE_TOKEN, or listen to 127.0.0.1",
         )
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     from .instances import serve_instances
     from .serving import serve
 
-    try:
+    def act() -> int:
         if arguments.instances is not None and arguments.listener is None:
             return serve_instances(arguments)
         serve(arguments, token, is_local)
-    except (ValueError, TypeError, OSError, MemoryError) as error:
-        return _fail(str(error))
-    return 0
+        return 0
 
-
-def _fail(message: str) -> int:
-    print(f"oxytorch serve: {message}", file=sys.stderr)
-    return 2
+    kinds = (ValueError, TypeError, OSError, MemoryError)
+    return report_errors("serve", act, dict.fromkeys(kinds, 2))
 
 
 def _is_loopback(host: str) -> bool:

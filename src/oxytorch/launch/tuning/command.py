@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ... import __version__, config
-from ...command_line import why_no_picture
+from ...command_line import report_errors, why_no_picture
 from ...rewriting import kept
 from ..environment import ALLOCATORS, WATCHED, found_libraries
 from ..plan import PlanError, Request
@@ -59,17 +59,15 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(f"{number:>4}  {each}" for number, each in enumerate(search.placements, 1)))
         return 0
     session = Session(search, file, _say, _begin)
-    try:
-        is_whole = session.run()
-    except NoFigureError as problem:
-        print(f"oxytorch tune: {problem}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:  # between two trials
-        is_whole = False
-    except OSError as problem:
-        print(f"oxytorch tune: {problem}", file=sys.stderr)
-        return 2
-    return _end(arguments, session, file, is_whole)
+
+    def act() -> int:
+        try:
+            is_whole = session.run()
+        except KeyboardInterrupt:  # between two trials
+            is_whole = False
+        return _end(arguments, session, file, is_whole)
+
+    return report_errors("tune", act, {NoFigureError: 2, OSError: 2})
 
 
 def _search(arguments: argparse.Namespace, topology: Topology) -> Search:

@@ -48,16 +48,15 @@ def quantized_linear(
 ) -> Tensor:
     """Computes epilogue(x @ weight.T + bias) for a weight of signed bytes and a scale per output.
 
-    x: [..., in_features]; rows may be strided. int8 or uint8 with x_scale and x_zero_point, of
-        which a number is x_scale * (byte - x_zero_point); or float32, bfloat16 or float16 with None
-        and 0, whose rows are rounded to 255 steps of their largest magnitudes: rint(x * (127 /
-        largest)).
+    x: [..., in_features]; rows may be strided. int8 or uint8, of which x_scale * (byte -
+        x_zero_point) is a number; or float32, bfloat16 or float16 with None and 0, whose rows are
+        rounded to 255 steps of their largest magnitudes: rint(x * (127 / largest)).
     panels: uint8, channel_sums: int32 [16 panels], from `pack_linear` of an int8 weight
         [out_features, in_features] of at most 65536 in_features.
     channel_scales: float32 [16 panels].
     bias: float32 [out_features].
-    other: [..., out_features] for the epilogues that add it, of any of these dtypes; with
-        other_scale and other_zero_point where it is bytes.
+    other: [..., out_features] for the epilogues that add it, of any of these dtypes; bytes with
+        other_scale and other_zero_point.
     epilogue: as in `linear_panels`, not a gated one.
     out_dtype: "float32", "bfloat16", "float16"; or "int8" or "uint8" with out_scale and
         out_zero_point.

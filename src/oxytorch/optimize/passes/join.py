@@ -7,13 +7,15 @@ called with another tensor computes its own part alone.
 
 from __future__ import annotations
 
-import copy
 import threading
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...core.looked_up import LookUpWeight
 from ...core.modes import is_plain_inference, runs_recorded
 from ...core.packed import PackedTensor, packed_around
 from ...graph.forward import Forward
@@ -22,43 +24,26 @@ from ..context import OptimizeContext
 from .pack import refusal
 
 
-class Joined:
-    """Several weights [out_i, in] as one packed [sum of out_i, in]."""
+class JoinedPart(LookUpWeight):
+    """One layer's weight: the outputs `begin` to `end` of several as one [outputs, in]."""
 
-    def __init__(self, weights: list[torch.Tensor], dtype: torch.dtype) -> None:
-        stops = torch.tensor([w.shape[0] for w in weights]).cumsum(0).tolist()
-        self.bounds = list(zip([0, *stops[:-1]], stops, strict=True))
-        self.weight = PackedLinearWeight(torch.cat([w.to(dtype) for w in weights]))
+    packed: PackedLinearWeight
+    begin: int
+    end: int
+    _shared_fields = ("packed", "begin", "end")
 
-    def part(self, index: int) -> torch.Tensor:
-        start, stop = self.bounds[index]
-        return self.weight.values()[start:stop].clone()
-
-    def set_part(self, index: int, values: torch.Tensor) -> None:
-        start, stop = self.bounds[index]
-        everything = self.weight.values()
-        everything[start:stop] = values
-        self.weight.repack(everything)
-
-
-class JoinedPart(PackedTensor):
-    """One layer's weight within a joined one."""
-
-    joined: Joined
-    place: int
-    _shared_fields = ("joined", "place")
-
-    def __new__(cls, weight: torch.Tensor, joined: Joined, index: int) -> JoinedPart:
-        result = PackedTensor._wrap(cls, weight.shape, joined.weight.dtype)
-        result.joined, result.place = joined, index
+    def __new__(cls, packed: PackedLinearWeight, begin: int, end: int) -> JoinedPart:
+        result = PackedTensor._wrap(cls, (end - begin, packed.shape[1]), packed.dtype)
+        result.packed, result.begin, result.end = packed, begin, end
         return result
 
     def repack(self, values: torch.Tensor) -> None:
-        self.joined.set_part(self.place, values.detach().to(self.dtype))
+        whole = self.packed.values()
+        whole[self.begin : self.end] = values.detach().to(self.dtype)
+        self.packed.repack(whole)
 
     def restore(self) -> torch.Tensor:
-        part: torch.Tensor = self.joined.part(self.place)
-        return part
+        return self.packed.values()[self.begin : self.end].clone()
 
     def copy(self) -> PackedLinearWeight:  # type: ignore[override]
         return PackedLinearWeight(self.values())
@@ -70,22 +55,12 @@ class JoinedPart(PackedTensor):
     def nbytes_packed(self) -> int:
         return self.numel() * self.element_size()
 
-    def _deep_copy(self, memo: dict[int, Any]) -> Any:
-        self.sync()
-        return JoinedPart(self, copy.deepcopy(self.joined, memo), self.place)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        self.sync()
-        return _rebuild_part, (
-            tuple(self.shape), self.joined, self.place, self.requires_grad,
-        )  # fmt: skip
-
-
-def _rebuild_part(
-    shape: tuple[int, ...], joined: Joined, index: int, requires_grad: bool
-) -> nn.Parameter:
-    like = torch.empty(shape, dtype=joined.weight.dtype)
-    return JoinedPart(like, joined, index).as_parameter(requires_grad)
+def joined(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> list[JoinedPart]:
+    """Weights [out_i, in] as parts of one."""
+    whole = PackedLinearWeight(torch.cat([weight.to(dtype) for weight in weights]))
+    ends = [*accumulate(weight.shape[0] for weight in weights)]
+    return [JoinedPart(whole, begin, end) for begin, end in pairwise([0, *ends])]
 
 
 class JoinedForward(Forward):
@@ -107,8 +82,10 @@ class JoinedForward(Forward):
 class Group:
     """The layers computed together, and what the last product left for those not yet called."""
 
-    def __init__(self, joined: Joined, modules: list[nn.Module]) -> None:
-        self.joined = joined
+    def __init__(self, parts: Sequence[JoinedPart], modules: Sequence[nn.Module]) -> None:
+        self.whole = parts[0].packed
+        self.begins = [part.begin for part in parts]
+        self.sizes = [part.shape[0] for part in parts]
         self.modules = modules
         self._waiting = threading.local()
 
@@ -125,16 +102,16 @@ class Group:
         if not is_plain_inference() or x.is_inference():  # writes to x are not counted there
             return None
         weights: list[Any] = [m._parameters.get("weight") for m in self.modules]
-        joined = self.joined.weight
-        for place, weight in enumerate(weights):
-            if type(weight) is not JoinedPart or weight.joined is not self.joined:
+        whole = self.whole
+        for begin, weight in zip(self.begins, weights, strict=True):
+            if type(weight) is not JoinedPart or weight.packed is not whole:
                 return None
-            if weight.place != place or not weight.is_packed():
+            if weight.begin != begin or not weight.is_packed():
                 return None
-        if not joined.is_packed():
+        if not whole.is_packed():
             return None
-        same_dtype = x.dtype == joined.dtype or (converts and x.is_floating_point())
-        if not same_dtype or x.dim() == 0 or x.shape[-1] != joined.shape[1]:
+        same_dtype = x.dtype == whole.dtype or (converts and x.is_floating_point())
+        if not same_dtype or x.dim() == 0 or x.shape[-1] != whole.shape[1]:
             return None
         waiting = self._waiting.__dict__
         ticks = [weight.cell.clock._version for weight in weights]
@@ -153,9 +130,8 @@ class Group:
                 waiting.clear()
             return part
         bias = None if biases[0] is None else torch.cat(biases)
-        result = linear(x.to(joined.dtype), joined, bias)
-        sizes = [stop - start for start, stop in self.joined.bounds]
-        parts = dict(enumerate(torch.split(result, sizes, -1)))
+        result = linear(x.to(whole.dtype), whole, bias)
+        parts = dict(enumerate(torch.split(result, self.sizes, -1)))
         part = parts.pop(index)
         waiting.update(x=x, key=key, parts=parts)
         return part
@@ -174,13 +150,13 @@ def run(context: OptimizeContext) -> None:
             continue
         weights = [m._parameters["weight"] for m in modules]
         dtype = context.target_dtype(modules[0], weights[0])  # type: ignore[arg-type]
-        joined = Joined([w.detach() for w in weights if w is not None], dtype)
-        group = Group(joined, list(modules))
-        for index, module in enumerate(modules):
+        parts = joined([w.detach() for w in weights if w is not None], dtype)
+        group = Group(parts, modules)
+        for index, (module, own) in enumerate(zip(modules, parts, strict=True)):
             weight, bias = module._parameters["weight"], module._parameters["bias"]
             assert weight is not None
             converts = context.is_converted(module)
-            part = JoinedPart(weight, joined, index).as_parameter(weight.requires_grad)
+            part = own.as_parameter(weight.requires_grad)
             context.set_parameter(module, "weight", part)
             if bias is not None and bias.dtype != dtype:
                 converted = nn.Parameter(bias.detach().to(dtype), bias.requires_grad)

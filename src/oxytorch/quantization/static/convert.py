@@ -335,12 +335,34 @@ def quantize(
     ValueError if calibration_data is empty, or tells no layer's range.
     """
     check_data("quantize", "calibration_data", calibration_data)
-    show, count = shown(progress), 0
-    total = len(calibration_data) if isinstance(calibration_data, Sized) else 0
+    config = config or Int8StaticActivationInt8Weight()
+    watching = _calibrated(model, calibration_data, config, shown(progress))
+    calibration = calibration_of(watching)
+    assert isinstance(calibration, Calibration)
+    why = calibration.why_nothing()
+    if why:
+        raise ValueError(
+            f"quantize: expected calibration_data of typical inputs, got a model {why}; pass 32 to "
+            "500 typical inputs"
+        )
+    recipe = calibration.recipe()
+    _warn_of_constants(recipe)
+    calibration.forget_programs()  # which hold what folds made of weights
+    return convert(watching, recipe, dtype=dtype)
+
+
+def _calibrated(
+    model: _Model,
+    calibration_data: Iterable[Any],
+    config: Int8StaticActivationInt8Weight,
+    show: Progress,
+) -> _Model:
+    """A copy of a model that was prepared and has seen the data. Raises ValueError for data of no
+    inputs, and for inputs that it cannot be called with."""
     watching: _Model | None = None
+    count, total = 0, len(calibration_data) if isinstance(calibration_data, Sized) else 0
     for data in calibration_data:
         if watching is None:
-            config = config or Int8StaticActivationInt8Weight()
             watching = prepared(model, config, data, "quantize", "calibration_data[0]")
         show(count, total, "")
         sample = SampleInput(data)
@@ -354,16 +376,5 @@ def quantize(
         count += 1
     if watching is None:
         raise ValueError("quantize: expected calibration_data with at least one input, got none")
-    calibration = calibration_of(watching)
-    assert isinstance(calibration, Calibration)
-    why = calibration.why_nothing()
-    if why:
-        raise ValueError(
-            f"quantize: expected calibration_data of typical inputs, got a model {why}; pass 32 to "
-            "500 typical inputs"
-        )
     show(count, count, "")
-    recipe = calibration.recipe()
-    _warn_of_constants(recipe)
-    calibration.forget_programs()  # which hold what folds made of weights
-    return convert(watching, recipe, dtype=dtype)
+    return watching
