@@ -13,10 +13,12 @@ from .compiler import never_compiled_alone
 
 class _Place(threading.local):
     """computing: how many forwards of models run in this thread.
-    saving: whether one is saved.
+    in_layer: whether the innermost one is that of a layer of torch.
+    saving: whether a model is saved.
     """
 
     computing = 0
+    in_layer = False
     saving = False
 
 
@@ -38,19 +40,35 @@ def is_computing() -> bool:
     return _place.computing > 0
 
 
+@never_compiled_alone
+def is_in_own_code() -> bool:
+    """Whether the forward of a class that is no layer of torch runs in this thread under autocast,
+    where its parameters are to be what they are in stock PyTorch: float32."""
+    if _place.computing == 0 or _place.in_layer or torch.compiler.is_compiling():
+        return False
+    is_cast = torch.is_autocast_enabled("cpu") and torch._C._is_torch_function_enabled()
+    return is_cast and torch._C._functorch.peek_interpreter_stack() is None
+
+
 def is_saving() -> bool:
     """Whether a model is saved in this thread."""
     return _place.saving
 
 
 @contextmanager
-def computing() -> Iterator[None]:
-    """Split parameters are their upper halves inside, as layers use them."""
+def computing(in_layer: bool = False) -> Iterator[None]:
+    """Split parameters are their upper halves inside, as layers use them.
+
+    in_layer: whether it is the forward of a layer of torch.
+    """
+    before = _place.in_layer
     _place.computing += 1
+    _place.in_layer = in_layer
     try:
         yield
     finally:
         _place.computing -= 1
+        _place.in_layer = before
 
 
 @contextmanager

@@ -83,6 +83,23 @@ ONE_DTYPE = frozenset(
 )
 """Those of layers that take floating-point tensors of one dtype only."""
 
+LOOKS_UP = frozenset({"embedding", "embedding_bag"})
+"""Those of layers that are given no other floating-point tensor."""
+
+MOVES = frozenset(
+    """
+    __getitem__ view view_as reshape reshape_as permute transpose t swapaxes swapdims movedim
+    moveaxis unsqueeze squeeze expand expand_as broadcast_to flatten unflatten ravel narrow select
+    split split_with_sizes tensor_split hsplit vsplit dsplit chunk unbind diagonal adjoint
+    contiguous clone repeat tile repeat_interleave flip fliplr flipud roll rot90 index_select gather
+    take take_along_dim masked_select tril triu detach
+    """.split()  # noqa: SIM905
+)
+"""Those whose results are elements of their first argument, or zeros."""
+
+STATISTICS = frozenset({"batch_norm", "instance_norm"})
+"""Normalizations that may be given statistics in float32, and then take weights in float32."""
+
 DETACHED = frozenset({"detach", "detach_", "numpy", "__array__", "tolist", "item", "__deepcopy__"})
 """What gives values without gradients."""
 

@@ -21,7 +21,7 @@ from . import sharding, split_functions, split_storage
 from .compiler import never_compiled_alone
 from .leaves import leaves, mapped
 from .master_weight import MasterWeight, as_plain, plainly
-from .split_contexts import is_computing, is_saving, is_upper_half
+from .split_contexts import is_computing, is_in_own_code, is_saving, is_upper_half
 
 
 class WatchedParameter(nn.Parameter):
@@ -85,6 +85,9 @@ class SplitParameter(WatchedParameter):
 
     def detach(self) -> Tensor:
         """As `data`."""
+        if is_in_own_code():
+            detached: Tensor = moved(Tensor.detach, (self,), {})
+            return detached
         if is_upper_half():
             with as_plain():
                 return super().detach()
@@ -157,7 +160,34 @@ class ShownWeight(Tensor):
         return _call(function, types, args, kwargs or {})
 
 
-sharding.PLAIN |= {WatchedParameter, SplitParameter, ShownWeight}
+class UpperHalf(Tensor):
+    """Elements of a split weight in the code of a model's author.
+
+    Beside tensors of 16 bits it is the upper half, as the weight is; to all else the float32
+    values.
+
+    low_bits: of the elements, int16. plain: the upper half as an ordinary tensor.
+    """
+
+    low_bits: Tensor
+    plain: Tensor
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with as_plain():
+            values: Any = _values_of(self)
+            return values.__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _call(function, types, args, kwargs or {})
+
+
+sharding.PLAIN |= {WatchedParameter, SplitParameter, ShownWeight, UpperHalf}
+
+
+_PARTS = (SplitParameter, ShownWeight, UpperHalf)
 
 
 @never_compiled_alone
@@ -175,6 +205,8 @@ def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 return _set_gradient(*args)
         if attribute not in split_functions.VIEWS:
             return _call_plainly(function, args, kwargs)
+        if name == "__get__" and is_in_own_code():
+            return moved(function, args, kwargs)
         return _call_on_values(function, name, types, args, kwargs, writes=name == "__set__")
     # Operators themselves are called by programs that were compiled.
     is_operator = isinstance(function, torch._ops.OpOverload)
@@ -208,8 +240,14 @@ def _call_on_values(
     function: Any, name: str, types: Any, args: Any, kwargs: dict[str, Any], writes: bool
 ) -> Any:
     """On whole weights or, beside what layers compute with, on the upper halves."""
-    if is_computing():
+    if writes and args and isinstance(args[0], UpperHalf):
+        args = (args[0].plain, *args[1:])
+    if is_computing() or UpperHalf in types:
         joins = writes or _meets_float32(name, args, kwargs)
+        if not joins and (UpperHalf in types or is_in_own_code()):
+            if name in split_functions.MOVES and _is_first_alone(args, kwargs):
+                return moved(function, args, kwargs)
+            joins = not _computes_in_16_bits(name, args, kwargs)
     else:
         joins = writes or not _is_of_layer(name, args, kwargs)
     if not joins and ShownWeight not in types:
@@ -217,15 +255,68 @@ def _call_on_values(
     return _Call(name, joins, writes).run(function, args, kwargs)
 
 
+def _is_first_alone(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the first argument is the only split weight."""
+    is_first = bool(args) and isinstance(args[0], SplitParameter | UpperHalf)
+    return is_first and not _has_weight((args[1:], kwargs))
+
+
+def moved(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """What a function that moves elements makes of a weight's two parts, as one."""
+    first, rest = args[0], args[1:]
+    if isinstance(first, SplitParameter):
+        first._master.settle()
+        upper, low_bits = first, first._master.low_bits
+    else:
+        upper, low_bits = first.plain, first.low_bits
+    with as_plain():
+        uppers = function(upper, *rest, **kwargs)
+        with torch.no_grad():
+            lows = function(low_bits, *rest, **kwargs)
+        if isinstance(uppers, Tensor):
+            return _upper_half(uppers, lows)
+        return type(uppers)(map(_upper_half, uppers, lows))
+
+
+def _upper_half(plain: Tensor, low_bits: Tensor) -> UpperHalf:
+    made = plain.as_subclass(UpperHalf)
+    made.plain, made.low_bits = plain, low_bits
+    return made
+
+
+def _values_of(value: UpperHalf) -> Tensor:
+    """The float32 values, a new tensor."""
+    with plainly():
+        values = formats.join(value.plain, value.low_bits)
+    if value.plain.requires_grad and torch.is_grad_enabled():
+        return _Join.apply(value.plain, values)  # type: ignore[no-any-return, no-untyped-call]
+    return values
+
+
+def without_halves(value: Any) -> Any:
+    """What a model returns, elements of its weights in it as ordinary tensors."""
+    if not any(type(own) is UpperHalf for own in leaves(value)):
+        return value
+    return mapped(lambda own: own.plain if type(own) is UpperHalf else own, value)
+
+
+def _computes_in_16_bits(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a function in the author's code computes with upper halves: products and tables, as
+    under autocast, and what is given another tensor of 16 bits."""
+    if name in split_functions.ONE_DTYPE or name in split_functions.LOOKS_UP:
+        return True
+    return any(map(_is_narrow, leaves((args, kwargs))))
+
+
 def _has_weight(value: Any) -> bool:
-    return any(isinstance(own, SplitParameter | ShownWeight) for own in leaves(value))
+    return any(isinstance(own, _PARTS) for own in leaves(value))
 
 
 def _is_narrow(value: Any) -> bool:
     """Whether it is a tensor of 16 bits and no split weight."""
     return (
         isinstance(value, Tensor)
-        and not isinstance(value, SplitParameter | ShownWeight)
+        and not isinstance(value, _PARTS)
         and value.dtype in (torch.bfloat16, torch.float16)
     )
 
@@ -243,7 +334,8 @@ def _meets_float32(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
 
     So are weights that an author multiplies inputs with; layers of torch are given bfloat16.
     """
-    return name in split_functions.ONE_DTYPE and any(
+    takes_one = name in split_functions.ONE_DTYPE or name in split_functions.STATISTICS
+    return takes_one and any(
         type(value) is Tensor and value.dtype == torch.float32
         for value in (*args, *kwargs.values())
     )
@@ -324,6 +416,8 @@ class _Call:
                 return value
             master, whole, values = value._master, value._whole, value._plain
             master.show()
+        elif isinstance(value, UpperHalf):
+            return _values_of(value) if self._joins else value.plain
         elif isinstance(value, SplitParameter) and self._joins:
             master = value._master
             whole = values = master.show()

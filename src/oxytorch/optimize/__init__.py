@@ -25,6 +25,7 @@ from ..rewriting.measure import learning, steady_heap
 from ..rewriting.memory import nbytes
 from ..rewriting.predecessor import leads_on
 from ..rewriting.refusals import (
+    check_dtype_keys,
     check_evaluation,
     check_has_sizes,
     check_module,
@@ -338,17 +339,7 @@ def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None, trains: b
             names = ", ".join(str(d) for d in _DTYPES)
             raise ValueError(f"optimize: expected dtype to be one of {names}, got {value!r}")
     if isinstance(dtype, Mapping):
-        paths = {path for path, _ in model.named_modules()}
-        for key in dtype:
-            if not isinstance(key, str | type):
-                raise TypeError(
-                    f"optimize: expected dtype keys to be paths or types of modules, got {key!r}"
-                )
-            if isinstance(key, str) and key and key not in paths:
-                raise ValueError(
-                    "optimize: expected dtype keys to be types, or paths as in "
-                    f"model.named_modules(), got {key!r}, which is none"
-                )
+        check_dtype_keys(model, dtype)
     for name in () if passes is None else passes:
         if name not in PASSES:
             raise ValueError(f"optimize: expected passes from {', '.join(PASSES)}, got {name!r}")

@@ -147,6 +147,9 @@ class OptimizeContext:
             elif _has_own(module) and not _is_ours(module.__dict__["forward"]):
                 self.patched.add(module)
                 self.closed.add(module)
+            elif (device := _other_device(module)) is not None:
+                self.closed.add(module)
+                self.skipped("-", module, f"{type(module).__name__} is on device {device}")
         self.index()
 
     def take_over(self, seen: OptimizeContext) -> None:
@@ -282,6 +285,12 @@ class OptimizeContext:
 
 def _has_own(module: nn.Module) -> bool:
     return "forward" in module.__dict__
+
+
+def _other_device(module: nn.Module) -> torch.device | None:
+    """The device of a module's own tensors, where some are not on the CPU."""
+    own = (*module._parameters.values(), *module._buffers.values())
+    return next((t.device for t in own if t is not None and t.device.type != "cpu"), None)
 
 
 def _is_ours(forward: Any) -> bool:

@@ -27,7 +27,7 @@ from ..optim.compiler import never_compiled_alone
 from ..optim.optimizer import FusedOptimizer
 from ..rewriting.changes import AttributeSet, Change, ChangeLog, log_of
 from ..rewriting.driver import run_passes
-from ..rewriting.refusals import check_has_sizes
+from ..rewriting.refusals import check_dtype_keys, check_has_sizes
 from ..rewriting.report import Report
 from . import processes
 from .passes.cast import asked, dtypes
@@ -162,6 +162,8 @@ def _check(model: nn.Module, optimizer: Any, dtype: Any, inplace: bool) -> Train
             f"got {dtype}; for float16 use torch.autocast and torch.amp.GradScaler"
         )
     check_has_sizes("optimize", model)
+    if isinstance(dtype, Mapping):
+        check_dtype_keys(model, dtype)
     processes.check(model, dtype)
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         raise ValueError(

@@ -14,7 +14,7 @@ from ..core.converted import Conversion, converted
 from ..graph.boundary import UNFIT, explain_dtypes
 from ..graph.forward import OwnSignature
 from ..graph.mixed_norms import norms_in_one_dtype
-from ..optim import split_contexts
+from ..optim import split_contexts, split_parameter
 from ..optim.compiler import never_compiled, never_compiled_alone
 from ..optim.split_parameter import SplitParameter
 
@@ -41,7 +41,7 @@ class UpperHalvesForward(OwnSignature):
     stands_in = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _computing(), norms_in_one_dtype():
+        with _computing(is_layer(self.module)), norms_in_one_dtype():
             return type(self.module).forward(self.module, *args, **kwargs)
 
 
@@ -61,7 +61,7 @@ class ModelForward(OwnSignature):
                 return self.inner(*args, **kwargs)
         try:
             with _autocast(self.module):
-                return self.inner(*args, **kwargs)
+                return split_parameter.without_halves(self.inner(*args, **kwargs))
         except UNFIT as error:
             explain_dtypes(error, partial(_advice, self.module))
             raise
@@ -118,7 +118,7 @@ class Bfloat16Forward(UpperHalvesForward):
         if layer and type(module) not in TAKE_ANY:
             dtype = torch.float32 if is_whole else torch.bfloat16
             args, kwargs = Conversion(dtype).arguments(args, kwargs)
-        weights = split_contexts.whole() if is_whole else _computing()
+        weights = split_contexts.whole() if is_whole else _computing(layer)
         with weights, self._casting(layer, is_split, is_whole):
             result = type(module).forward(module, *args, **kwargs)
         return converted(result, torch.bfloat16) if layer and not is_split else result
@@ -169,14 +169,14 @@ def _autocast(module: nn.Module) -> AbstractContextManager[None]:
 
 
 @never_compiled_alone
-def _computing() -> AbstractContextManager[None]:
+def _computing(in_layer: bool) -> AbstractContextManager[None]:
     if torch.compiler.is_exporting():
         raise RuntimeError(
             "torch.export: expected no model that is trained with split weights, which are no "
             "plain tensors; export oxytorch.undo(copy.deepcopy(model)), a float32 copy, which "
             "oxytorch.save and oxytorch.graph.explain take too"
         )
-    return nullcontext() if torch.compiler.is_compiling() else split_contexts.computing()
+    return nullcontext() if torch.compiler.is_compiling() else split_contexts.computing(in_layer)
 
 
 class ApplyRefusal:

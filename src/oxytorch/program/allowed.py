@@ -13,8 +13,8 @@ IN_PLACE = (
 )  # fmt: skip
 """Activations that write to their first argument; the pass `in_place` makes no others."""
 OTHER_PARTS = (
-    "sparse", "mkldnn", "quant", "nested", "jagged", "cudnn", "miopen", "mps", "cuda", "fbgemm",
-    "pin_memory", "resize", "csr", "csc", "coo", "bsr", "bsc", "padded_tensor",
+    "sparse", "mkldnn", "quantiz", "fake_quant", "nested", "jagged", "cudnn", "miopen", "mps",
+    "cuda", "fbgemm", "pin_memory", "resize", "csr", "csc", "coo", "bsr", "bsc", "padded_tensor",
 )  # fmt: skip
 """Parts of names of torch's operators that make tensors of other layouts or devices."""
 OTHER_BEGINS = ("values", "indices", "q_per", "int_repr")

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .numbered import as_given
+
 
 @dataclass(frozen=True)
 class TensorRef:
@@ -84,7 +86,7 @@ def operators(recording: Recording) -> list[Any]:
 def in_order(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """All arguments of a call in the order of the operator's schema, defaults filled in."""
     rest = func._schema.arguments[len(args) :]
-    return (*args, *(kwargs.get(a.name, a.default_value) for a in rest))
+    return (*args, *(kwargs.get(a.name, as_given(a.default_value, a)) for a in rest))
 
 
 def is_same(first: Tensor, second: Tensor) -> bool:

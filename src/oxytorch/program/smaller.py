@@ -26,12 +26,8 @@ WITH_NUMBERS = (
     _aten.softplus,
     _aten.softplus_backward,
     _aten.softshrink,
-    _aten.std,
-    _aten.std_mean,
     _aten.threshold,
     _aten.threshold_backward,
-    _aten.var,
-    _aten.var_mean,
 )
 """Operators that take numbers of unknown type, which a program cannot pass, as several others."""
 
@@ -83,6 +79,37 @@ def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     return counts[:bins]
 
 
+def _spread(
+    x: Tensor, dim: Sequence[int] | None, correction: Any, keepdim: bool
+) -> tuple[Tensor, Tensor]:
+    """The variance of elements along dimensions, all if there are none, and their mean."""
+    dims = [each % max(x.dim(), 1) for each in dim or range(x.dim())]
+    count: Any = 1
+    for each in dims if x.dim() else ():
+        count = count * x.shape[each]
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    mean = wide.mean(dims, keepdim=True)
+    squares = (wide - mean).square().sum(dims, keepdim=keepdim)
+    left = count - (1 if correction is None else correction)
+    variance = squares / torch.sym_max(left, 0)  # type: ignore[no-untyped-call]
+    return variance, mean if keepdim else wide.mean(dims)
+
+
+def _of_spread(is_root: bool, with_mean: bool) -> Callable[..., Any]:
+    """The variance or its root, alone or with the mean."""
+
+    def computed(
+        x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    ) -> Any:
+        if not x.is_floating_point():
+            return NotImplemented
+        variance, mean = _spread(x, dim, correction, keepdim)
+        found = (variance.sqrt() if is_root else variance).to(x.dtype)
+        return (found, mean.to(x.dtype)) if with_mean else found
+
+    return computed
+
+
 def _sum_with(product: Callable[[Tensor, Tensor], Tensor], most_dims: int) -> Callable[..., Any]:
     """A product of matrices with something added, where a program has no step for it as it is.
 
@@ -126,6 +153,10 @@ def _unless_ours(operator: Any) -> Callable[..., Any]:
 _ROUNDED: dict[torch.dtype, Any] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 _OWN: dict[Any, Callable[..., Any]] = {
     _aten.histc.default: _histc,
+    _aten.var.correction: _of_spread(is_root=False, with_mean=False),
+    _aten.std.correction: _of_spread(is_root=True, with_mean=False),
+    _aten.var_mean.correction: _of_spread(is_root=False, with_mean=True),
+    _aten.std_mean.correction: _of_spread(is_root=True, with_mean=True),
     _aten.addmm.default: _sum_with(torch.mm, 1),
     _aten.addmv.default: _sum_with(torch.mv, 0),
     _aten.baddbmm.default: _sum_with(torch.bmm, 3),

@@ -55,6 +55,21 @@ def check_has_sizes(caller: str, model: nn.Module) -> None:
             )
 
 
+def check_dtype_keys(model: nn.Module, dtype: Mapping[Any, torch.dtype]) -> None:
+    """Raise for keys of `optimize`'s `dtype` that are no types and no paths of modules."""
+    paths = {path for path, _ in model.named_modules()}
+    for key in dtype:
+        if not isinstance(key, str | type):
+            raise TypeError(
+                f"optimize: expected dtype keys to be paths or types of modules, got {key!r}"
+            )
+        if isinstance(key, str) and key and key not in paths:
+            raise ValueError(
+                "optimize: expected dtype keys to be types, or paths as in "
+                f"model.named_modules(), got {key!r}, which is none"
+            )
+
+
 def attached(caller: str, model: nn.Module, attribute: str, kind: type[Kind], maker: str) -> Kind:
     """What `maker` left in the attribute of a model; raises ValueError for any other model."""
     found = model.__dict__.get(attribute)

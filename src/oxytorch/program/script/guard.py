@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._sympy.printers import PythonPrinter
 
 from ...graph.errors import CaptureError
+from ..numbered import number_of
 from .metas import Metas, order_of
-from .types import number_of
 
 
 def condition(inputs: Sequence[Any], samples: Sequence[Any], metas: Metas) -> Any:

@@ -24,8 +24,9 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 
+from ..numbered import DTYPES, as_given
 from ..passes.editor import are_same, is_same
-from .types import DTYPES, as_given, operator_of
+from .types import operator_of
 
 UNKNOWN = object()
 """Stands for a value of which nothing is known."""

@@ -11,9 +11,10 @@ from torch import Tensor, fx
 
 from ...graph.errors import CaptureError
 from ..capture import Capture
+from ..numbered import as_given
 from ..program import Step, Value
 from .metas import UNKNOWN, Metas
-from .types import as_given, operator_of
+from .types import operator_of
 
 KEPT = "script::"
 """Begins the targets of steps that stand for nodes as they are: script::3:aten::size."""

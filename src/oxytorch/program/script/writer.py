@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ...graph.errors import CaptureError
+from ..numbered import DTYPES, FORMATS, LAYOUTS
 from ..program import Argument, Some, Step, Value
 from ..words import operator_named, value_of
 from .stretch import KEPT, Stretch, number_of_kept
-from .types import DTYPES, FORMATS, LAYOUTS
 
 _OWN_NAMES = {"add": "aten::add.Tensor"}
 """Steps of a program that are no operator's, and the operator."""
