@@ -247,7 +247,7 @@ static void multiply_panel(Codec codec, const GemvArgs& args, std::int64_t panel
           scale = group_scales_of(weight, group * kPanelOutputs + part * kLanes);
         }
         for (int r = 0; r < rows; ++r) {
-          totals[r][part] = add_product(totals[r][part], products[r][part], scale);
+          totals[r][part] = multiply_add(products[r][part], scale, totals[r][part]);
         }
       }
       block.panel += length * (kPanelRowBytes / Codec::kNumbers);
