@@ -152,7 +152,7 @@ OXY_INLINE void multiply(Bf16PairPath, Codec codec, const GemvArgs& args, const 
 
 #endif
 
-#if defined(__AVX2__)
+#if OXY_HAS_VECTORS_256
 
 // Bytes of the weight that belong to a digit.
 OXY_INLINE u32v operand(u32v quads, int digit) {
