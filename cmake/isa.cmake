@@ -9,6 +9,7 @@
 # kernels ask for: OXY_HAS_INT8_DOT is 1 or 0 in a kernel, level_has(Capability::int8_dot) is for
 # other C++ code and oxytorch.isa.has("int8_dot") for Python.
 set(oxytorch_capabilities
+  vectors_256      # vectors of 256 bits
   vectors_512      # vectors of 512 bits
   int8_dot         # an instruction that adds four products of bytes, or two of 16-bit integers
   bf16_dot         # an instruction that adds two products of bfloat16
@@ -52,7 +53,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   oxytorch_level(NAME generic FLAGS -march=x86-64-v2
     FEATURES sse3 ssse3 sse4_1 sse4_2 popcnt cx16)
   oxytorch_level(NAME avx2 IMPLIES generic FLAGS -march=x86-64-v3
-    FEATURES os_avx avx avx2 fma f16c bmi1 bmi2 movbe lzcnt)
+    FEATURES os_avx avx avx2 fma f16c bmi1 bmi2 movbe lzcnt HAS vectors_256)
   oxytorch_level(NAME avx2_vnni IMPLIES avx2 FLAGS -mavxvnni
     FEATURES avx_vnni HAS int8_dot)
   oxytorch_level(NAME avx512 IMPLIES avx2 FLAGS -march=x86-64-v4 -mprefer-vector-width=512

@@ -93,22 +93,35 @@ def _sampled(model: Any, log: Log) -> None:
         log(model.generate(ids, do_sample=True, **{**LENGTH, **settings}))
 
 
-@use(*MODELS)
-def _beams(model: Any, log: Log) -> None:
+def _each(model: Any, log: Log, *given: dict[str, Any]) -> None:
+    """The most likely tokens under some settings, one after the other."""
     ids = token_ids(2, 6)
-    for settings in (
-        {"num_beams": 3},
-        {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.5},
-        {"num_beams": 2, "early_stopping": True, "min_new_tokens": 1},
-        {"num_beams": 2, "no_repeat_ngram_size": 2},
-    ):
+    for settings in given:
         log(model.generate(ids, do_sample=False, **{**LENGTH, **settings}))
 
 
 @use(*MODELS)
+def _beams(model: Any, log: Log) -> None:
+    _each(
+        model,
+        log,
+        {"num_beams": 3},
+        {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.5},
+        {"num_beams": 2, "early_stopping": True, "min_new_tokens": 1},
+        {"num_beams": 2, "no_repeat_ngram_size": 2},
+    )
+
+
+@use(*MODELS)
 def _processors(model: Any, log: Log) -> None:
-    ids = token_ids(2, 6)
-    for settings in (
+    class Odd(transformers.LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            scores[:, ::2] = -float("inf")
+            return scores
+
+    _each(
+        model,
+        log,
         {"repetition_penalty": 1.5},
         {"no_repeat_ngram_size": 2},
         {"bad_words_ids": [[5], [7, 8]]},
@@ -119,18 +132,9 @@ def _processors(model: Any, log: Log) -> None:
         {"exponential_decay_length_penalty": (2, 1.5), "min_new_tokens": 1},
         {"renormalize_logits": True},
         {"remove_invalid_values": True},
-    ):
-        log(model.generate(ids, do_sample=False, **{**LENGTH, **settings}))
-
-    class Odd(transformers.LogitsProcessor):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            scores[:, ::2] = -float("inf")
-            return scores
-
-    processors = transformers.LogitsProcessorList([Odd()])
-    log(model.generate(ids, do_sample=False, logits_processor=processors, **LENGTH))
-    allowed = lambda batch, sent: [3, 4, 5, 6 + batch]  # noqa: E731
-    log(model.generate(ids, do_sample=False, prefix_allowed_tokens_fn=allowed, **LENGTH))
+        {"logits_processor": transformers.LogitsProcessorList([Odd()])},
+        {"prefix_allowed_tokens_fn": lambda batch, sent: [3, 4, 5, 6 + batch]},
+    )
 
 
 @use(*DECODERS)

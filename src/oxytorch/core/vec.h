@@ -354,6 +354,20 @@ OXY_INLINE bool is_aligned(const void* p, std::int64_t bytes) {
   return reinterpret_cast<std::uintptr_t>(p) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
+// x y + z, rounded once where the level has an instruction for that. Where the compiler may decide
+// it by itself, rows of a gemv and of a gemm would be rounded in two ways.
+OXY_INLINE f32v multiply_add(f32v x, f32v y, f32v z) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<f32v>(_mm512_fmadd_ps(
+      reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(z)));
+#elif defined(__FMA__)
+  return reinterpret_cast<f32v>(_mm256_fmadd_ps(
+      reinterpret_cast<__m256>(x), reinterpret_cast<__m256>(y), reinterpret_cast<__m256>(z)));
+#else
+  return z + x * y;
+#endif
+}
+
 // Where a or b is NaN the result of these two is b.
 
 OXY_INLINE f32v minimum(f32v a, f32v b) {

@@ -68,7 +68,7 @@ def most_alike_rows(model: FusedModel) -> int:
 
 
 def _known_rows(weight: PanelWeight) -> int:
-    has_codes = FORMATS[weight.format].middle is not None and isa.active() != "generic"
+    has_codes = FORMATS[weight.format].middle is not None and isa.has("vectors_256")
     if has_codes and weight.activation_dtype == "int8" and (weight.group_size or 0) <= _BLOCK:
         return _ALL_ROWS
     if weight.dtype != torch.bfloat16:

@@ -7,12 +7,8 @@ namespace oxytorch::OXY_LEVEL {
 
 // x y + z, rounded once.
 OXY_INLINE f32v fused_multiply_add(f32v x, f32v y, f32v z) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<f32v>(_mm512_fmadd_ps(
-      reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(z)));
-#elif defined(__FMA__)
-  return reinterpret_cast<f32v>(_mm256_fmadd_ps(
-      reinterpret_cast<__m256>(x), reinterpret_cast<__m256>(y), reinterpret_cast<__m256>(z)));
+#if defined(__FMA__)
+  return multiply_add(x, y, z);
 #else
   // The product is exact in float64. Rounding the sum to odd there makes the second rounding right
   // (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008).

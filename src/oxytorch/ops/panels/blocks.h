@@ -154,7 +154,7 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
       if (stay) {
         store(to, sum);
       } else {
-        store(to, add_product(tile.begins ? f32v{} : load(to), sum, scale));
+        store(to, multiply_add(sum, scale, tile.begins ? f32v{} : load(to)));
       }
     }
   }

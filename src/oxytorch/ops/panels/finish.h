@@ -16,7 +16,7 @@ OXY_INLINE f32v scaled(const PanelsArgs& weight, const PanelResultArgs& result, 
   const f32v v = load(sums) * row_scale;
   const f32v bias = add_from(splat(-0.0f), result.bias, result.bias_dtype, output, count);
   if (!weight.channel_scales) return v + bias;
-  return add_product(bias, v, load(weight.channel_scales + channel));
+  return multiply_add(v, load(weight.channel_scales + channel), bias);
 }
 
 // Stores outputs `output` and on of row `row`; `up`: the sums that a gated epilogue multiplies
@@ -108,7 +108,7 @@ static void finish_rows(const GemmProduct& product, const SumsBlock& block,
     f32v v = load(sums + row * kItemOutputs + at);
     if constexpr (has_scales) {
       if (row_scales) v *= row_scales[row];
-      return add_product(load(biases + at), v, load(scales + at));
+      return multiply_add(v, load(scales + at), load(biases + at));
     }
     return v + load(biases + at);
   };

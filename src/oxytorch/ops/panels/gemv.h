@@ -152,7 +152,7 @@ OXY_INLINE void multiply(Bf16PairPath, Codec codec, const GemvArgs& args, const 
 
 #endif
 
-#if defined(__AVX2__)
+#if OXY_HAS_VECTORS_256
 
 // Bytes of the weight that belong to a digit.
 OXY_INLINE u32v operand(u32v quads, int digit) {
@@ -247,7 +247,7 @@ static void multiply_panel(Codec codec, const GemvArgs& args, std::int64_t panel
           scale = group_scales_of(weight, group * kPanelOutputs + part * kLanes);
         }
         for (int r = 0; r < rows; ++r) {
-          totals[r][part] = add_product(totals[r][part], products[r][part], scale);
+          totals[r][part] = multiply_add(products[r][part], scale, totals[r][part]);
         }
       }
       block.panel += length * (kPanelRowBytes / Codec::kNumbers);

@@ -9,35 +9,23 @@ namespace oxytorch {
 
 // What items of some rows times some panels may be, and what they cost.
 struct SplitRules {
-  std::int64_t row_step;      // chunks of rows have a multiple of it
-  std::int64_t least_rows;    // of a chunk
-  std::int64_t unpacking;     // what reading a panel takes, in rows that it could multiply
-  std::int64_t least_panels;  // of an item
-  std::int64_t most_panels;
-  std::int64_t least_step;  // panels that items have multiples of, if not all that they may have
-  std::int64_t most;        // rows times panels of an item
-  std::int64_t most_turns;  // items of a thread, where one each is possible
+  std::int64_t row_step;    // chunks of rows have a multiple of it
+  std::int64_t least_rows;  // of a chunk
+  std::int64_t unpacking;   // what reading a panel takes, in rows that it could multiply
+  std::int64_t least_panels = kItemPanels;  // of an item
+  std::int64_t most_panels = kItemPanels;
+  // Panels that items have multiples of, if not all that they may have.
+  std::int64_t least_step = kItemPanels;
+  std::int64_t most = kItemRows * kItemPanels;  // rows times panels of an item
+  std::int64_t most_turns = 8;                  // items of a thread, where one each is possible
 };
 
 // Panels that are unpacked first.
-inline constexpr SplitRules kCoarseSplit{.row_step = kTileHeight,
-                                         .least_rows = 32,
-                                         .unpacking = 12,
-                                         .least_panels = kItemPanels,
-                                         .most_panels = kItemPanels,
-                                         .least_step = kItemPanels,
-                                         .most = kItemRows * kItemPanels,
-                                         .most_turns = 8};
+inline constexpr SplitRules kCoarseSplit{
+    .row_step = kTileHeight, .least_rows = 32, .unpacking = 12};
 
 // Panels of bfloat16 that vectors read as they are.
-inline constexpr SplitRules kVectorSplit{.row_step = 6,
-                                         .least_rows = 12,
-                                         .unpacking = 6,
-                                         .least_panels = kItemPanels,
-                                         .most_panels = kItemPanels,
-                                         .least_step = kItemPanels,
-                                         .most = kItemRows * kItemPanels,
-                                         .most_turns = 8};
+inline constexpr SplitRules kVectorSplit{.row_step = 6, .least_rows = 12, .unpacking = 6};
 
 // Panels of float32, which are read as they are. Those of a gated weight go in pairs.
 constexpr SplitRules float_split(bool is_gated) {

@@ -74,7 +74,7 @@ struct Bf16PairPath {
 
 #endif
 
-#if defined(__AVX2__)
+#if OXY_HAS_VECTORS_256
 
 #if OXY_HAS_INT8_DOT
 using Digit = Int8Quad;
@@ -166,7 +166,7 @@ struct Int8DotPath {
 // Calls body(path) with the path on which this level multiplies x and the weight of the call.
 template <class Body>
 OXY_INLINE void with_path(const GemvArgs& args, Body body) {
-#if defined(__AVX2__)
+#if OXY_HAS_VECTORS_256
   if (is_integer(args.weight.codec)) {
     if (args.rounds_to_int8) return body(Int8DotPath<true>{});
     if (args.dtype == DType::bfloat16) return body(Int8DotPath<false>{});

@@ -111,7 +111,7 @@ static void add_sums(WaitingSums& waiting) {
         sum = from_bits(words);
       }
       float* to = tile.sums + r * kItemOutputs + p * kPanelOutputs;
-      store(to, add_product(load(to), sum, scales));
+      store(to, multiply_add(sum, scales, load(to)));
     }
   }
   waiting.panels = 0;

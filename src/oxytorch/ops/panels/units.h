@@ -48,20 +48,6 @@ OXY_INLINE void with_dot(RowType type, Body body) {
   }
 }
 
-// sum + a b, rounded once from level avx2 on. Where the compiler may decide that by itself, rows of
-// a gemv and of a gemm would be rounded in two ways.
-OXY_INLINE f32v add_product(f32v sum, f32v a, f32v b) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<f32v>(_mm512_fmadd_ps(
-      reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(sum)));
-#elif defined(__FMA__)
-  return reinterpret_cast<f32v>(_mm256_fmadd_ps(
-      reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(sum)));
-#else
-  return sum + a * b;
-#endif
-}
-
 // Whether the weight's zero point is left to the sums of x.
 template <class Dot>
 inline constexpr bool kKeepsZeroPoint = Dot::kIsInteger && Dot::kDepth == 4;
