@@ -72,6 +72,7 @@ def _advice(model: nn.Module) -> str:
     remedies = [
         "pass its inputs in bfloat16",
         "convert one of the two in the model's code (x.to(y.dtype))",
+        "call .float() on what an operator without bfloat16 is given",
         "name a part that is to compute in float32: optimize(..., dtype={'': torch.bfloat16, "
         "'path.of.the.part': torch.float32})",
     ]
@@ -79,7 +80,8 @@ def _advice(model: nn.Module) -> str:
         remedies.insert(0, f"call the model under torch.autocast({device!r}, torch.bfloat16)")
     return (
         f"the code of {type(model).__name__}, which is trained in bfloat16, mixes dtypes where "
-        f"torch does not convert them (the error above says where); {'; or '.join(remedies)}"
+        "torch does not convert them, or calls what has no bfloat16 (the error above says where); "
+        f"{'; or '.join(remedies)}"
     )
 
 

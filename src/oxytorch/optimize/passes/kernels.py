@@ -40,7 +40,7 @@ def run(context: OptimizeContext) -> None:
         if norm is not None:
             forward = NormForward(module, norm, bool(context.dtype_of))
             if not _norm_pays(context, module, forward):
-                context.skipped("kernels", module, "torch's own is as fast here")
+                context.skipped("kernels", module, "by itself, torch's own is as fast here")
                 continue
             context.log.set_forward(module, forward)
             context.applied("kernels", module, f"{type(module).__name__} -> ops.{norm.kind}")
