@@ -193,6 +193,28 @@ def test_what_a_model_returns_of_its_weights_is_an_ordinary_tensor() -> None:
     assert type(found["rows"][0]) is Tensor and found["rows"][0].requires_grad
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_elements_of_weights_pass_checkpoints_of_activations(reentrant: bool) -> None:
+    def code(own: Own, x: Tensor) -> Tensor:
+        def inner(part: Tensor, x: Tensor) -> Tensor:
+            return (x @ torch.matrix_exp(part - part.T))[:, :7]
+
+        return torch.utils.checkpoint.checkpoint(
+            inner, own.weight[:, :].T, x, use_reentrant=reentrant
+        )
+
+    torch.manual_seed(0)
+    stock = Own(code)
+    x = torch.randn(8, 32, requires_grad=True)
+    optimizer = torch.optim.SGD(stock.parameters(), lr=0.1)
+    model, _ = oxytorch.optimize(stock, optimizer=optimizer, dtype=torch.bfloat16)
+    expected, gradients = _train(stock, x)
+    found, own = _train(model, x)
+    assert (found - expected).norm() <= 0.02 * expected.norm()
+    for ours, theirs in zip(own, gradients, strict=True):
+        assert (ours - theirs).norm() <= 0.03 * theirs.norm() + 1e-6
+
+
 def test_writes_to_data_in_own_code_reach_the_weight() -> None:
     def code(own: Own, x: Tensor) -> Tensor:
         own.weight.data.clamp_(-0.25, 0.25)

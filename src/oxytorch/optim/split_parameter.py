@@ -166,11 +166,10 @@ class UpperHalf(Tensor):
     Beside tensors of 16 bits it is the upper half, as the weight is; to all else the float32
     values.
 
-    low_bits: of the elements, int16. plain: the upper half as an ordinary tensor.
+    low_bits: of the elements, int16.
     """
 
     low_bits: Tensor
-    plain: Tensor
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         with as_plain():
@@ -241,7 +240,7 @@ def _call_on_values(
 ) -> Any:
     """On whole weights or, beside what layers compute with, on the upper halves."""
     if writes and args and isinstance(args[0], UpperHalf):
-        args = (args[0].plain, *args[1:])
+        args = (_plain(args[0]), *args[1:])
     if is_computing() or UpperHalf in types:
         joins = writes or _meets_float32(name, args, kwargs)
         if not joins and (UpperHalf in types or is_in_own_code()):
@@ -266,11 +265,11 @@ def moved(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     first, rest = args[0], args[1:]
     if isinstance(first, SplitParameter):
         first._master.settle()
-        upper, low_bits = first, first._master.low_bits
+        low_bits = first._master.low_bits
     else:
-        upper, low_bits = first.plain, first.low_bits
+        low_bits = first.low_bits
     with as_plain():
-        uppers = function(upper, *rest, **kwargs)
+        uppers = function(first, *rest, **kwargs)
         with torch.no_grad():
             lows = function(low_bits, *rest, **kwargs)
         if isinstance(uppers, Tensor):
@@ -280,16 +279,21 @@ def moved(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _upper_half(plain: Tensor, low_bits: Tensor) -> UpperHalf:
     made = plain.as_subclass(UpperHalf)
-    made.plain, made.low_bits = plain, low_bits
+    made.low_bits = low_bits
     return made
+
+
+def _plain(value: UpperHalf) -> Tensor:
+    with as_plain():
+        return value.as_subclass(Tensor)
 
 
 def _values_of(value: UpperHalf) -> Tensor:
     """The float32 values, a new tensor."""
     with plainly():
-        values = formats.join(value.plain, value.low_bits)
-    if value.plain.requires_grad and torch.is_grad_enabled():
-        return _Join.apply(value.plain, values)  # type: ignore[no-any-return, no-untyped-call]
+        values = formats.join(value, value.low_bits)
+    if value.requires_grad and torch.is_grad_enabled():
+        return _Join.apply(_plain(value), values)  # type: ignore[no-any-return, no-untyped-call]
     return values
 
 
@@ -297,7 +301,7 @@ def without_halves(value: Any) -> Any:
     """What a model returns, elements of its weights in it as ordinary tensors."""
     if not any(type(own) is UpperHalf for own in leaves(value)):
         return value
-    return mapped(lambda own: own.plain if type(own) is UpperHalf else own, value)
+    return mapped(lambda own: _plain(own) if type(own) is UpperHalf else own, value)
 
 
 def _computes_in_16_bits(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -417,7 +421,7 @@ class _Call:
             master, whole, values = value._master, value._whole, value._plain
             master.show()
         elif isinstance(value, UpperHalf):
-            return _values_of(value) if self._joins else value.plain
+            return _values_of(value) if self._joins else value
         elif isinstance(value, SplitParameter) and self._joins:
             master = value._master
             whole = values = master.show()
