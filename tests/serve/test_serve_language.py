@@ -178,6 +178,14 @@ def test_same_seed_gives_the_same_answer(client: openai.OpenAI, single: Single) 
     assert both[0] == first[0] and both[1] == ask(6)[0]
 
 
+def test_top_p_of_0_takes_the_most_likely_token(client: openai.OpenAI) -> None:
+    texts = [
+        client.completions.create(model="tiny", prompt="Once", max_tokens=20, **how).choices[0].text
+        for how in ({"temperature": 0}, {"temperature": 1.5, "top_p": 0, "seed": 3})
+    ]
+    assert texts[0] == texts[1]
+
+
 def test_logprobs_are_those_of_the_model(client: openai.OpenAI, single: Single) -> None:
     chat = _chat(client, "Hi", 6, logprobs=True, top_logprobs=3)
     assert chat.choices[0].logprobs is not None

@@ -270,10 +270,14 @@ class _Sender:
                 raise
 
 
+_ONE_TOKEN = 2.0**-126
+"""A `top_p` that only the most likely token reaches."""
+
+
 def _sampler(request: Sampling, number: int) -> Sampler:
     """How a completion's tokens are chosen; each completion of a request has its own seed."""
     seed = None if request.seed is None else (request.seed + number) % 2**64
-    return Sampler(request.temperature, request.top_k, request.top_p, seed)
+    return Sampler(request.temperature, request.top_k, request.top_p or _ONE_TOKEN, seed)
 
 
 def _plain(message: dict[str, object]) -> dict[str, object]:

@@ -38,12 +38,12 @@ class Sampling(Body):
     """What completions and chats have in common.
 
     top_k and repetition_penalty are not OpenAI's; they are those of `oxytorch.llm.generate`.
-    temperature: OpenAI's default is 1; 0 takes the most likely token.
+    temperature: OpenAI's default is 1; 0 takes the most likely token, as top_p of 0 does.
     """
 
     model: str
     temperature: float = Field(1.0, ge=0.0, le=2.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_p: float = Field(1.0, ge=0.0, le=1.0)
     top_k: int | None = Field(None, ge=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100.0)
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
