@@ -229,6 +229,78 @@ def test_writes_to_data_in_own_code_reach_the_weight() -> None:
     assert (weight[0] == 0.5).all() and weight[1:].abs().max() == 0.25
 
 
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
+    "grad": lambda f, x: torch.func.grad(lambda v: f(v).sum())(x),
+    "vmap": lambda f, x: torch.func.vmap(f)(x),
+    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(lambda v: f(v).sum()))(x),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x[0]),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x[0]),
+    "hessian": lambda f, x: torch.func.hessian(lambda v: f(v).sum())(x[0]),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x.cos(),))[1],
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](x.cos())[0],
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_of_torch_func_in_own_code(name: str) -> None:
+    def code(own: Own, x: Tensor) -> Tensor:
+        return TRANSFORMS[name](lambda v: torch.tanh(v @ own.weight), x)
+
+    torch.manual_seed(0)
+    stock = Own(code)
+    x = torch.randn(8, 32)
+    optimizer = torch.optim.SGD(stock.parameters(), lr=0.1)
+    model, _ = oxytorch.optimize(stock, optimizer=optimizer, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, gradients = _train(stock, x)
+    found, own = _train(model, x)
+    assert (found - expected).norm() <= 0.02 * expected.norm()
+    for ours, theirs in zip(own, gradients, strict=True):
+        assert (ours - theirs).norm() <= 0.05 * theirs.norm() + 1e-6
+
+
+class Table(nn.Module):
+    """A look-up whose rows are kept from growing, by a layer or in own code."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.rows = nn.Embedding(256, 32, max_norm=4.0)
+        self.bag = nn.EmbeddingBag(256, 32, max_norm=4.0, mode="sum")
+        self.weight = nn.Parameter(torch.randn(256, 32))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.kind == "layer":
+            return self.rows(ids)
+        if self.kind == "bag":
+            return self.bag(ids)
+        if self.kind == "own":
+            return functional.embedding(ids, self.weight, None, 4.0)
+        if self.kind == "keyword":
+            return functional.embedding(input=ids, weight=self.weight, max_norm=4.0)
+        scales = torch.linspace(0.5, 1, ids.numel()).view(ids.shape)
+        return functional.embedding_bag(ids, self.weight, mode="sum", per_sample_weights=scales)
+
+
+@pytest.mark.parametrize("kind", ["layer", "bag", "own", "keyword", "weighed"])
+def test_tables_whose_look_up_writes_to_them_keep_all_bits(kind: str) -> None:
+    torch.manual_seed(0)
+    stock = Table(kind)
+    optimizer = torch.optim.AdamW(stock.parameters(), lr=1e-4, weight_decay=0)
+    model, ours = oxytorch.optimize(stock, optimizer=optimizer, dtype=torch.bfloat16)
+    before = {name: value.clone() for name, value in stock.state_dict().items()}
+    for step in range(5):
+        torch.manual_seed(step)
+        ids = torch.randint(128, (16, 2))
+        for each, stepped in ((stock, optimizer), (model, ours)):
+            stepped.zero_grad()
+            (each(ids).float() - 0.1).square().mean().backward()
+            stepped.step()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value[128:].float(), before[name][128:]), "rows that nobody read"
+        torch.testing.assert_close(value.float(), stock.state_dict()[name], rtol=1e-3, atol=1e-3)
+
+
 class MovingNorm(nn.Module):
     """A batch normalization whose statistics have names of their own."""
 

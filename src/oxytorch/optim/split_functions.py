@@ -84,7 +84,8 @@ ONE_DTYPE = frozenset(
 """Those of layers that take floating-point tensors of one dtype only."""
 
 LOOKS_UP = frozenset({"embedding", "embedding_bag"})
-"""Those of layers that are given no other floating-point tensor."""
+"""Those of layers that are given no other floating-point tensor; `max_norm`, their fourth argument,
+has them write to the weight."""
 
 MOVES = frozenset(
     """
@@ -97,8 +98,8 @@ MOVES = frozenset(
 )
 """Those whose results are elements of their first argument, or zeros."""
 
-STATISTICS = frozenset({"batch_norm", "instance_norm"})
-"""Normalizations that may be given statistics in float32, and then take weights in float32."""
+BESIDE_FLOAT32 = ONE_DTYPE | {"batch_norm", "instance_norm", "embedding_bag"}
+"""Those that take no weight of 16 bits beside float32: statistics, or weights of samples."""
 
 DETACHED = frozenset({"detach", "detach_", "numpy", "__array__", "tolist", "item", "__deepcopy__"})
 """What gives values without gradients."""

@@ -239,6 +239,8 @@ def _call_on_values(
     function: Any, name: str, types: Any, args: Any, kwargs: dict[str, Any], writes: bool
 ) -> Any:
     """On whole weights or, beside what layers compute with, on the upper halves."""
+    if name in split_functions.LOOKS_UP and (is_computing() or UpperHalf in types):
+        args, kwargs = _renormalized(name, args, kwargs)
     if writes and args and isinstance(args[0], UpperHalf):
         args = (_plain(args[0]), *args[1:])
     if is_computing() or UpperHalf in types:
@@ -312,6 +314,25 @@ def _computes_in_16_bits(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     return any(map(_is_narrow, leaves((args, kwargs))))
 
 
+def _renormalized(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The arguments of a look-up without `max_norm`, once its rows have no larger norms.
+
+    Torch would write to the upper half alone.
+    """
+    most = kwargs.get("max_norm", args[3] if len(args) > 3 else None)
+    weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
+    if most is None or not isinstance(weight, SplitParameter):
+        return args, kwargs
+    ids: Any = kwargs.get("input", args[0] if args else None)
+    kind = kwargs.get("norm_type", args[4] if len(args) > 4 else 2.0)
+    with torch.no_grad():
+        call = _Call(name, joins=True, writes=True)
+        call.run(torch.embedding_renorm_, (weight, ids.detach().reshape(-1), most, kind), {})
+    if len(args) > 3:
+        return (*args[:3], None, *args[4:]), kwargs
+    return args, {**kwargs, "max_norm": None}
+
+
 def _has_weight(value: Any) -> bool:
     return any(isinstance(own, _PARTS) for own in leaves(value))
 
@@ -338,8 +359,7 @@ def _meets_float32(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
 
     So are weights that an author multiplies inputs with; layers of torch are given bfloat16.
     """
-    takes_one = name in split_functions.ONE_DTYPE or name in split_functions.STATISTICS
-    return takes_one and any(
+    return name in split_functions.BESIDE_FLOAT32 and any(
         type(value) is Tensor and value.dtype == torch.float32
         for value in (*args, *kwargs.values())
     )
@@ -476,6 +496,8 @@ class _Call:
         """A result: the weight itself, a view of it, or anything else."""
         if id(value) in self._given:
             return self._given[id(value)]
+        if isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
+            return value  # which has no storage that could be asked for
         if type(value) is Tensor and value.layout is torch.strided and not value.requires_grad:
             found = self._wholes.get(value.untyped_storage()._cdata)
             if found is not None:
@@ -491,13 +513,23 @@ def _has_master(value: Tensor) -> bool:
 class _Join(torch.autograd.Function):
     """The float32 weight of a split parameter, which gets its gradient."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, weight: Tensor) -> Tensor:
+    def forward(parameter: Tensor, weight: Tensor) -> Tensor:
         return weight.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return gradient, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return tangent.float()
 
 
 def _shown(master: MasterWeight, whole: Tensor, values: Tensor | None = None) -> ShownWeight:
