@@ -42,12 +42,17 @@ def is_computing() -> bool:
 
 @never_compiled_alone
 def is_in_own_code() -> bool:
-    """Whether the forward of a class that is no layer of torch runs in this thread under autocast,
-    where its parameters are to be what they are in stock PyTorch: float32."""
+    """Whether the forward of a class that is no layer of torch runs in this thread."""
     if _place.computing == 0 or _place.in_layer or torch.compiler.is_compiling():
         return False
-    is_cast = torch.is_autocast_enabled("cpu") and torch._C._is_torch_function_enabled()
-    return is_cast and torch._C._functorch.peek_interpreter_stack() is None
+    is_followed = torch._C._is_torch_function_enabled()
+    return is_followed and torch._C._functorch.peek_interpreter_stack() is None
+
+
+def is_whole_alone() -> bool:
+    """Whether weights are float32 to what is given no tensor of 16 bits: outside of forwards, and
+    on a CPU in own code, which runs under autocast as stock PyTorch's does."""
+    return _place.computing == 0 or torch.is_autocast_enabled("cpu")
 
 
 def is_saving() -> bool:

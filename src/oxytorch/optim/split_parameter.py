@@ -17,11 +17,18 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from ..core.gradients import give_gradient
 from ..ops.optimizer_step import formats
-from . import sharding, split_functions, split_storage
+from . import sharding, split_functions, split_storage, split_views
 from .compiler import never_compiled_alone
 from .leaves import leaves, mapped
 from .master_weight import MasterWeight, as_plain, plainly
-from .split_contexts import is_computing, is_in_own_code, is_saving, is_upper_half
+from .split_contexts import (
+    is_computing,
+    is_in_own_code,
+    is_saving,
+    is_upper_half,
+    is_whole_alone,
+)
+from .split_views import Join, Rows, UpperHalf
 
 
 class WatchedParameter(nn.Parameter):
@@ -86,7 +93,7 @@ class SplitParameter(WatchedParameter):
     def detach(self) -> Tensor:
         """As `data`."""
         if is_in_own_code():
-            detached: Tensor = moved(Tensor.detach, (self,), {})
+            detached: Tensor = _moved(Tensor.detach, (self,), {})
             return detached
         if is_upper_half():
             with as_plain():
@@ -160,30 +167,7 @@ class ShownWeight(Tensor):
         return _call(function, types, args, kwargs or {})
 
 
-class UpperHalf(Tensor):
-    """Elements of a split weight in the code of a model's author.
-
-    Beside tensors of 16 bits it is the upper half, as the weight is; to all else the float32
-    values.
-
-    low_bits: of the elements, int16.
-    """
-
-    low_bits: Tensor
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        with as_plain():
-            values: Any = _values_of(self)
-            return values.__reduce_ex__(protocol)
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return _call(function, types, args, kwargs or {})
-
-
-sharding.PLAIN |= {WatchedParameter, SplitParameter, ShownWeight, UpperHalf}
+sharding.PLAIN |= {WatchedParameter, SplitParameter, ShownWeight}
 
 
 _PARTS = (SplitParameter, ShownWeight, UpperHalf)
@@ -205,7 +189,7 @@ def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if attribute not in split_functions.VIEWS:
             return _call_plainly(function, args, kwargs)
         if name == "__get__" and is_in_own_code():
-            return moved(function, args, kwargs)
+            return _moved(function, args, kwargs)
         return _call_on_values(function, name, types, args, kwargs, writes=name == "__set__")
     # Operators themselves are called by programs that were compiled.
     is_operator = isinstance(function, torch._ops.OpOverload)
@@ -241,14 +225,17 @@ def _call_on_values(
     """On whole weights or, beside what layers compute with, on the upper halves."""
     if name in split_functions.LOOKS_UP and (is_computing() or UpperHalf in types):
         args, kwargs = _renormalized(name, args, kwargs)
-    if writes and args and isinstance(args[0], UpperHalf):
-        args = (_plain(args[0]), *args[1:])
+        found = _looked_up(*args, **kwargs) if name == "embedding" else None
+        if found is not None:
+            return found
+    if writes and UpperHalf in types and split_views.is_written(args, kwargs):
+        return split_views.write(function, args, kwargs)
     if is_computing() or UpperHalf in types:
         joins = writes or _meets_float32(name, args, kwargs)
         if not joins and (UpperHalf in types or is_in_own_code()):
             if name in split_functions.MOVES and _is_first_alone(args, kwargs):
-                return moved(function, args, kwargs)
-            joins = not _computes_in_16_bits(name, args, kwargs)
+                return _moved(function, args, kwargs)
+            joins = is_whole_alone() and not _computes_in_16_bits(name, args, kwargs)
     else:
         joins = writes or not _is_of_layer(name, args, kwargs)
     if not joins and ShownWeight not in types:
@@ -262,48 +249,13 @@ def _is_first_alone(args: Any, kwargs: dict[str, Any]) -> bool:
     return is_first and not _has_weight((args[1:], kwargs))
 
 
-def moved(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """What a function that moves elements makes of a weight's two parts, as one."""
-    first, rest = args[0], args[1:]
-    if isinstance(first, SplitParameter):
-        first._master.settle()
-        low_bits = first._master.low_bits
-    else:
-        low_bits = first.low_bits
-    with as_plain():
-        uppers = function(first, *rest, **kwargs)
-        with torch.no_grad():
-            lows = function(low_bits, *rest, **kwargs)
-        if isinstance(uppers, Tensor):
-            return _upper_half(uppers, lows)
-        return type(uppers)(map(_upper_half, uppers, lows))
-
-
-def _upper_half(plain: Tensor, low_bits: Tensor) -> UpperHalf:
-    made = plain.as_subclass(UpperHalf)
-    made.low_bits = low_bits
-    return made
-
-
-def _plain(value: UpperHalf) -> Tensor:
-    with as_plain():
-        return value.as_subclass(Tensor)
-
-
-def _values_of(value: UpperHalf) -> Tensor:
-    """The float32 values, a new tensor."""
-    with plainly():
-        values = formats.join(value, value.low_bits)
-    if value.requires_grad and torch.is_grad_enabled():
-        return _Join.apply(_plain(value), values)  # type: ignore[no-any-return, no-untyped-call]
-    return values
-
-
-def without_halves(value: Any) -> Any:
-    """What a model returns, elements of its weights in it as ordinary tensors."""
-    if not any(type(own) is UpperHalf for own in leaves(value)):
-        return value
-    return mapped(lambda own: _plain(own) if type(own) is UpperHalf else own, value)
+def _moved(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """What a function that moves elements makes of its first argument, a split weight."""
+    first = args[0]
+    if isinstance(first, UpperHalf):
+        return split_views.moved(function, first, first.low_bits, args[1:], kwargs)
+    first._master.settle()
+    return split_views.moved(function, first, first._master.low_bits, args[1:], kwargs)
 
 
 def _computes_in_16_bits(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -312,6 +264,30 @@ def _computes_in_16_bits(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     if name in split_functions.ONE_DTYPE or name in split_functions.LOOKS_UP:
         return True
     return any(map(_is_narrow, leaves((args, kwargs))))
+
+
+def _looked_up(
+    input: Any,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor | None:
+    """Rows of a split weight that is trained; None for others, and where gradients are sparse."""
+    if (
+        sparse
+        or not isinstance(weight, SplitParameter | UpperHalf)
+        or not isinstance(input, Tensor)
+    ):
+        return None
+    if not (weight.requires_grad and torch.is_grad_enabled()):
+        return None
+    place = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    with as_plain():
+        upper = weight.as_subclass(Tensor)
+        return Rows.apply(upper, input, place, scale_grad_by_freq)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _renormalized(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -441,7 +417,7 @@ class _Call:
             master, whole, values = value._master, value._whole, value._plain
             master.show()
         elif isinstance(value, UpperHalf):
-            return _values_of(value) if self._joins else value
+            return split_views.values_of(value) if self._joins else value
         elif isinstance(value, SplitParameter) and self._joins:
             master = value._master
             whole = values = master.show()
@@ -450,7 +426,7 @@ class _Call:
                 and torch.is_grad_enabled()
                 and self._name not in split_functions.DETACHED
             ):
-                joined: Tensor = _Join.apply(value, values)  # type: ignore[no-untyped-call]
+                joined: Tensor = Join.apply(value, values)  # type: ignore[no-untyped-call]
                 self._joined.append((value, joined, joined.grad_fn))
                 return joined
         else:
@@ -510,28 +486,6 @@ def _has_master(value: Tensor) -> bool:
     return not (isinstance(value, ShownWeight) and value.requires_grad)
 
 
-class _Join(torch.autograd.Function):
-    """The float32 weight of a split parameter, which gets its gradient."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(parameter: Tensor, weight: Tensor) -> Tensor:
-        return weight.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return tangent.float()
-
-
 def _shown(master: MasterWeight, whole: Tensor, values: Tensor | None = None) -> ShownWeight:
     """`values`, which share the memory of `whole`, the weight that `master` shows."""
     values = whole if values is None else values
@@ -539,6 +493,9 @@ def _shown(master: MasterWeight, whole: Tensor, values: Tensor | None = None) ->
         shown = values.as_subclass(ShownWeight)
     shown._master, shown._whole, shown._plain = master, whole, values
     return shown
+
+
+UpperHalf.call = staticmethod(_call)
 
 
 def _set_memory(parameter: Tensor, value: Tensor) -> None:

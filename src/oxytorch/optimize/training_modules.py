@@ -14,7 +14,7 @@ from ..core.converted import Conversion, converted
 from ..graph.boundary import UNFIT, explain_dtypes
 from ..graph.forward import OwnSignature
 from ..graph.mixed_norms import norms_in_one_dtype
-from ..optim import split_contexts, split_parameter
+from ..optim import split_contexts, split_views
 from ..optim.compiler import never_compiled, never_compiled_alone
 from ..optim.split_parameter import SplitParameter
 
@@ -35,13 +35,18 @@ def is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn")
 
 
+def _computes_itself(module: nn.Module) -> bool:
+    """Whether it is a layer of torch, and none that calls others and their hooks alone."""
+    return is_layer(module) and bool(module._parameters)
+
+
 class UpperHalvesForward(OwnSignature):
     """A module's own forward, inside of which split parameters are their upper halves."""
 
     stands_in = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _computing(is_layer(self.module)), norms_in_one_dtype():
+        with _computing(_computes_itself(self.module)), norms_in_one_dtype():
             return type(self.module).forward(self.module, *args, **kwargs)
 
 
@@ -61,7 +66,7 @@ class ModelForward(OwnSignature):
                 return self.inner(*args, **kwargs)
         try:
             with _autocast(self.module):
-                return split_parameter.without_halves(self.inner(*args, **kwargs))
+                return split_views.without_views(self.inner(*args, **kwargs))
         except UNFIT as error:
             explain_dtypes(error, partial(_advice, self.module))
             raise
@@ -120,7 +125,7 @@ class Bfloat16Forward(UpperHalvesForward):
         if layer and type(module) not in TAKE_ANY:
             dtype = torch.float32 if is_whole else torch.bfloat16
             args, kwargs = Conversion(dtype).arguments(args, kwargs)
-        weights = split_contexts.whole() if is_whole else _computing(layer)
+        weights = split_contexts.whole() if is_whole else _computing(_computes_itself(module))
         with weights, self._casting(layer, is_split, is_whole):
             result = type(module).forward(module, *args, **kwargs)
         return converted(result, torch.bfloat16) if layer and not is_split else result

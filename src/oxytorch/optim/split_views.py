@@ -1,0 +1,181 @@
+"""Views of split weights in the code of a model's author.
+
+Beside tensors of 16 bits such a view is the upper half, as the weight is; to all else it is
+float32, and what is written to it reaches both halves of the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..ops.optimizer_step import formats
+from . import sharding
+from .leaves import leaves, mapped
+from .master_weight import as_plain, plainly
+from .split_contexts import is_whole_alone
+
+
+class UpperHalf(Tensor):
+    """A view of a split weight: bfloat16, the upper half.
+
+    low_bits: the same view of the low half, int16.
+    call: what functions of torch do with it, by `split_parameter`.
+    """
+
+    low_bits: Tensor
+    call: ClassVar[Callable[..., Any]]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with as_plain():
+            values: Any = values_of(self)
+            return values.__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return cls.call(function, types, args, kwargs or {})
+
+
+sharding.PLAIN |= {UpperHalf}
+
+
+class Join(torch.autograd.Function):
+    """The float32 values of a split weight, which gets their gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(upper: Tensor, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return tangent.float()
+
+
+class Rows(torch.autograd.Function):
+    """A look-up in the upper half; the gradients of a row that is read often are summed in float32,
+    as of a float32 weight: in bfloat16 a sum of many stops growing."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(upper: Tensor, ids: Tensor, padding_idx: int, by_frequency: bool) -> Tensor:
+        return torch.embedding(upper, ids, padding_idx, by_frequency)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        upper, ids, padding_idx, by_frequency = inputs
+        ctx.save_for_backward(ids)
+        ctx.save_for_forward(ids)
+        ctx.options = upper.shape[0], padding_idx, by_frequency
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (ids,) = ctx.saved_tensors
+        sums = torch.ops.aten.embedding_dense_backward(gradient.float(), ids, *ctx.options)
+        return sums, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        (ids,) = ctx.saved_tensors
+        return torch.embedding(tangent, ids)
+
+
+def moved(function: Any, upper: Tensor, low_bits: Tensor, rest: Any, kwargs: Any) -> Any:
+    """What a function that moves elements makes of both halves: views of them, or a copy, in
+    float32 where weights alone are."""
+    with as_plain():
+        with torch.no_grad():
+            lows = function(low_bits, *rest, **kwargs)
+        first = lows if isinstance(lows, Tensor) else next(iter(lows), low_bits)
+        is_view = first.untyped_storage()._cdata == low_bits.untyped_storage()._cdata
+        if not is_view:
+            whole = _joined(upper.as_subclass(Tensor), low_bits) if is_whole_alone() else upper
+            return function(whole, *rest, **kwargs)
+        uppers = function(upper, *rest, **kwargs)
+        if isinstance(uppers, Tensor):
+            return _view(uppers, lows)
+        return type(uppers)(map(_view, uppers, lows))
+
+
+def _view(upper: Tensor, low_bits: Tensor) -> UpperHalf:
+    made = upper.as_subclass(UpperHalf)
+    made.low_bits = low_bits
+    return made
+
+
+def values_of(value: UpperHalf) -> Tensor:
+    """The float32 values, a new tensor."""
+    with as_plain():
+        return _joined(value.as_subclass(Tensor), value.low_bits)
+
+
+def _joined(upper: Tensor, low_bits: Tensor) -> Tensor:
+    with plainly():
+        values = formats.join(upper, low_bits)
+    if upper.requires_grad and torch.is_grad_enabled():
+        return Join.apply(upper, values)  # type: ignore[no-any-return, no-untyped-call]
+    return values
+
+
+def is_written(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a function that writes to its first argument or `out` writes to views."""
+    return bool(_written(args, kwargs))
+
+
+def _written(args: Any, kwargs: dict[str, Any]) -> list[UpperHalf]:
+    # Functions of torch.nn.init are handed on with names alone.
+    first = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
+    found = [*leaves(first), *leaves(kwargs.get("out"))]
+    return [own for own in found if isinstance(own, UpperHalf)]
+
+
+def write(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call a function that writes to views, on float32 values that then become those of the
+    weight."""
+    written = _written(args, kwargs)
+    if torch.is_grad_enabled() and any(own.requires_grad for own in written):
+        with as_plain():
+            return function(*args, **kwargs)  # which torch refuses
+    with plainly():
+        values = {id(own): formats.join(own, own.low_bits) for own in written}
+
+    def given(value: Any) -> Any:
+        if id(value) in values:
+            return values[id(value)]
+        if isinstance(value, UpperHalf):
+            return values_of(value)
+        is_narrow = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+        return value.float() if is_narrow else value
+
+    new_args, new_kwargs = mapped(given, (args, kwargs))
+    result = function(*new_args, **new_kwargs)
+    back = {id(values[id(own)]): own for own in written}
+    with plainly():
+        for own in written:
+            upper, low_bits = formats.halves(values[id(own)])
+            own.view(torch.int16).copy_(upper)
+            own.low_bits.copy_(low_bits)
+    return mapped(lambda own: back.get(id(own), own), result)
+
+
+def without_views(value: Any) -> Any:
+    """What a model returns, views of its weights in it as ordinary tensors."""
+    if not any(type(own) is UpperHalf for own in leaves(value)):
+        return value
+    with as_plain():
+        return mapped(lambda own: own.as_subclass(Tensor) if type(own) is UpperHalf else own, value)
