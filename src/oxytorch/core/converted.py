@@ -79,7 +79,9 @@ class Conversion:
         if isinstance(value, UserDict):
             return _with(value, {"data": self(value.data)})
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            own = {field.name: getattr(value, field.name, None) for field in _fields(value)}
+            own = {
+                field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)
+            }
             return _with(value, {name: self(item) for name, item in own.items()})
         return value
 
@@ -120,12 +122,8 @@ def floating_tensors(value: Any) -> Iterator[Tensor]:
         for item in value.values():
             yield from floating_tensors(item)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in _fields(value):
+        for field in dataclasses.fields(value):
             yield from floating_tensors(getattr(value, field.name, None))
-
-
-def _fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(value)
 
 
 def _is_unchanged(made: Any, before: Any) -> bool:

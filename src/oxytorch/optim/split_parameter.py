@@ -28,7 +28,7 @@ from .split_contexts import (
     is_upper_half,
     is_whole_alone,
 )
-from .split_views import Join, Rows, UpperHalf
+from .split_views import Join, UpperHalf
 
 
 class WatchedParameter(nn.Parameter):
@@ -173,6 +173,11 @@ sharding.PLAIN |= {WatchedParameter, SplitParameter, ShownWeight}
 _PARTS = (SplitParameter, ShownWeight, UpperHalf)
 
 
+def _is_narrow(value: Any) -> bool:
+    """Whether it is a tensor of 16 bits and no split weight."""
+    return not isinstance(value, _PARTS) and split_views.has_16_bits(value)
+
+
 @never_compiled_alone
 def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """A function of torch whose arguments hold split parameters or their weights."""
@@ -225,9 +230,10 @@ def _call_on_values(
     """On whole weights or, beside what layers compute with, on the upper halves."""
     if name in split_functions.LOOKS_UP and (is_computing() or UpperHalf in types):
         args, kwargs = _renormalized(name, args, kwargs)
-        found = _looked_up(*args, **kwargs) if name == "embedding" else None
-        if found is not None:
-            return found
+        if name == "embedding" and ShownWeight not in types:
+            found = split_views.looked_up(*args, **kwargs)
+            if found is not None:
+                return found
     if writes and UpperHalf in types and split_views.is_written(args, kwargs):
         return split_views.write(function, args, kwargs)
     if is_computing() or UpperHalf in types:
@@ -266,30 +272,6 @@ def _computes_in_16_bits(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     return any(map(_is_narrow, leaves((args, kwargs))))
 
 
-def _looked_up(
-    input: Any,
-    weight: Any,
-    padding_idx: int | None = None,
-    max_norm: None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor | None:
-    """Rows of a split weight that is trained; None for others, and where gradients are sparse."""
-    if (
-        sparse
-        or not isinstance(weight, SplitParameter | UpperHalf)
-        or not isinstance(input, Tensor)
-    ):
-        return None
-    if not (weight.requires_grad and torch.is_grad_enabled()):
-        return None
-    place = -1 if padding_idx is None else padding_idx % weight.shape[0]
-    with as_plain():
-        upper = weight.as_subclass(Tensor)
-        return Rows.apply(upper, input, place, scale_grad_by_freq)  # type: ignore[no-any-return, no-untyped-call]
-
-
 def _renormalized(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The arguments of a look-up without `max_norm`, once its rows have no larger norms.
 
@@ -311,15 +293,6 @@ def _renormalized(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, di
 
 def _has_weight(value: Any) -> bool:
     return any(isinstance(own, _PARTS) for own in leaves(value))
-
-
-def _is_narrow(value: Any) -> bool:
-    """Whether it is a tensor of 16 bits and no split weight."""
-    return (
-        isinstance(value, Tensor)
-        and not isinstance(value, _PARTS)
-        and value.dtype in (torch.bfloat16, torch.float16)
-    )
 
 
 def _is_of_layer(name: str, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -105,6 +105,32 @@ class Rows(torch.autograd.Function):
         return torch.embedding(tangent, ids)
 
 
+def looked_up(
+    input: Any,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor | None:
+    """Rows of a split weight, as `torch.nn.functional.embedding`; None where it is not trained, or
+    its gradients are sparse."""
+    if sparse or not isinstance(input, Tensor):
+        return None
+    if not (weight.requires_grad and torch.is_grad_enabled()):
+        return None
+    place = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    with as_plain():
+        upper = weight.as_subclass(Tensor)
+        return Rows.apply(upper, input, place, scale_grad_by_freq)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def has_16_bits(value: Any) -> bool:
+    """Whether it is a tensor of 16-bit floating-point numbers."""
+    return isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+
+
 def moved(function: Any, upper: Tensor, low_bits: Tensor, rest: Any, kwargs: Any) -> Any:
     """What a function that moves elements makes of both halves: views of them, or a copy, in
     float32 where weights alone are."""
@@ -169,8 +195,7 @@ def write(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return values[id(value)]
         if isinstance(value, UpperHalf):
             return values_of(value)
-        is_narrow = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-        return value.float() if is_narrow else value
+        return value.float() if has_16_bits(value) else value
 
     new_args, new_kwargs = mapped(given, (args, kwargs))
     result = function(*new_args, **new_kwargs)
