@@ -116,6 +116,11 @@ def is_collective(function: Any) -> bool:
     )
 
 
+def asks_for_node(name: str, args: Any) -> bool:
+    """Whether it is torch's idiom to find the node of the graph that accumulates gradients."""
+    return name in ("view_as", "expand_as") and len(args) == 2 and args[0] is args[1]
+
+
 def writes_first(name: str) -> bool:
     """Whether a function of that name writes to its first argument."""
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))

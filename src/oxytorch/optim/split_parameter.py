@@ -169,7 +169,6 @@ class ShownWeight(Tensor):
 
 sharding.PLAIN |= {WatchedParameter, SplitParameter, ShownWeight}
 
-
 _PARTS = (SplitParameter, ShownWeight, UpperHalf)
 
 
@@ -200,7 +199,7 @@ def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     is_operator = isinstance(function, torch._ops.OpOverload)
     if is_operator or name in split_functions.ASKS or torch.compiler.is_compiling():
         return _call_plainly(function, args, kwargs)
-    if _asks_for_node(name, args):
+    if split_functions.asks_for_node(name, args):
         return _call_plainly(function, args, kwargs)
     if split_functions.is_collective(function):
         return _Call(name, joins=True, writes=False).run_collective(function, args, kwargs)
@@ -312,11 +311,6 @@ def _meets_float32(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
         type(value) is Tensor and value.dtype == torch.float32
         for value in (*args, *kwargs.values())
     )
-
-
-def _asks_for_node(name: str, args: Any) -> bool:
-    """Whether it is torch's idiom to find the node of the graph that accumulates gradients."""
-    return name in ("view_as", "expand_as") and len(args) == 2 and args[0] is args[1]
 
 
 def _refuse(name: str, args: Any) -> None:
