@@ -15,9 +15,12 @@ from . import _lazy, _library, config, isa, ops
 
 if TYPE_CHECKING:
     from . import compat, graph, llm, memory, optim, quantization, runtime
+    from .core.errors import CheckpointError
     from .files import load, save
+    from .graph.errors import DtypeError
     from .math_mode import fp32_math_mode, get_fp32_math_mode, set_fp32_math_mode
     from .optimize import explain, optimize, undo
+    from .optimize.verify import VerificationError
     from .quantization import load_quantized, quantize, quantize_, save_quantized
     from .verbose import verbose
 
@@ -28,6 +31,9 @@ _library.warn_if_missing()
 isa.apply_environment()
 
 __all__ = [
+    "CheckpointError",
+    "DtypeError",
+    "VerificationError",
     "__version__",
     "cmake_prefix_path",
     "compat",
@@ -56,6 +62,9 @@ __all__ = [
 ]
 
 _LATER = {
+    "CheckpointError": "core.errors",
+    "DtypeError": "graph.errors",
+    "VerificationError": "optimize.verify",
     "compat": "compat",
     "explain": "optimize",
     "fp32_math_mode": "math_mode",

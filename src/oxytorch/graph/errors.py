@@ -23,3 +23,5 @@ class UnfitError(CaptureError):
 class DtypeError(RuntimeError):
     """The code of a model mixes the dtype that it was converted to with others; the text says what
     to do, and torch's own error is its cause."""
+
+    __module__ = "oxytorch"  # where its public name is

@@ -18,6 +18,8 @@ from .sample import SampleInput
 class VerificationError(AssertionError):
     """The optimized model's outputs differ from the original's beyond the tolerance."""
 
+    __module__ = "oxytorch"  # where its public name is
+
 
 def compare(original: nn.Module, optimized: nn.Module, sample: SampleInput) -> dict[str, float]:
     """Compare every changed module on the original's inputs, then the whole models.
@@ -44,7 +46,9 @@ def compare(original: nn.Module, optimized: nn.Module, sample: SampleInput) -> d
         raise VerificationError(
             f"optimize: verify: the output of {type(optimized).__name__} differs from the "
             f"original's by {gap:.2e} of its largest value, allowed {allowed:.2e}, though "
-            "no single module does: errors add up; keep some modules in float32 through dtype={...}"
+            "no single module does: errors add up, or code behind a module enlarges its error; keep "
+            "modules in float32 through dtype={...}, one at a time to find which (the page "
+            "Troubleshooting has a loop)"
         )
     return {"difference": gap, "allowed": allowed, "modules": float(modules.count)}
 

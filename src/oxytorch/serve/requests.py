@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 Stops = str | list[str] | None
 Idle = Annotated[Any, Field(description="accepted, and without effect")]
+
+
+def _empty(given: dict[str, float] | None) -> dict[str, float] | None:
+    if given:
+        raise PydanticCustomError("extra_forbidden", "is not supported")
+    return given
 
 
 class Body(BaseModel):
@@ -53,7 +60,7 @@ class Sampling(Body):
     seed: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    logit_bias: dict[str, float] | None = Field(None, max_length=0)
+    logit_bias: Annotated[dict[str, float] | None, AfterValidator(_empty)] = None
     user: str | None = None
 
 
