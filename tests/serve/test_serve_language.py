@@ -296,7 +296,11 @@ def test_penalties_change_the_answer(client: openai.OpenAI, single: Single) -> N
         ({"stop": [""]}, 400, "stops that are not empty"),
         ({"stop": ["a"] * 17}, 400, "at most 16 stops, got 17"),
         ({"repetition_penalty": 1e-300}, 400, "repetition_penalty: "),
-        ({"logit_bias": {"5": 1.0}}, 400, "logit_bias is not supported by this server; leave it out"),
+        (
+            {"logit_bias": {"5": 1.0}},
+            400,
+            "logit_bias is not supported by this server; leave it out",
+        ),
         ({"best_of": 4}, 400, "best_of"),
         ({"nonsense": 1}, 400, "nonsense is not supported"),
     ],

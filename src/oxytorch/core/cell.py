@@ -67,4 +67,4 @@ class Cell:
 
 def _new_clock() -> Tensor:
     with torch.inference_mode(False):
-        return torch.zeros((), dtype=torch.uint8)
+        return torch.zeros((), dtype=torch.uint8, device="cpu")

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .._library import functions_in_known_torch
@@ -170,11 +171,26 @@ def _counted(what: str) -> int:
     return found
 
 
+def has_function_modes() -> bool:
+    """Whether a function mode of somebody else's may change what operators do.
+
+    That of a default device says where new tensors are made. Derived values make theirs on the CPU.
+    """
+    count = torch._C._len_torch_function_stack() - _counted(_MODES)
+    return count > int(_has_default_device())
+
+
+def _has_default_device() -> bool:
+    """Whether `torch.set_default_device` or `with torch.device(...)` set one on this thread."""
+    if not torch._C._len_torch_function_stack():
+        return False
+    return isinstance(torch._C._get_function_stack_at(0), DeviceContext)  # torch keeps it there
+
+
 def _asked() -> int:
     """The mode, by asking torch in Python."""
     is_looked_on = _counted(_RECORDINGS) or not (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack() != _counted(_MODES)
+        torch._C._len_torch_dispatch_stack() or has_function_modes()
     )
     if (
         not is_looked_on
@@ -201,4 +217,15 @@ def _chosen() -> Callable[[], int]:
     return library.oxytorch_mode if known else _asked
 
 
-_mode = _chosen()
+_asked_quickly = _chosen()
+
+
+def _mode() -> int:
+    found = _asked_quickly()
+    if found == OTHER and _has_default_device() and not has_function_modes():
+        _count(_MODES, 1)
+        try:
+            found = _asked_quickly()
+        finally:
+            _count(_MODES, -1)
+    return found

@@ -60,6 +60,6 @@ def is_aliased(tensor: Tensor) -> bool:
 @functools.cache
 def _references() -> int:
     """How many references there are to the object of a storage that only one variable holds."""
-    tensor = torch.zeros(1)
+    tensor = torch.zeros(1, device="cpu")
     storage = tensor.untyped_storage()
     return sys.getrefcount(storage)

@@ -115,6 +115,6 @@ def packed_call(module: nn.Module, product: PackedProduct, watched: Watched) -> 
 def _plain_keys() -> tuple[int, int]:
     """The keys of plain tensors on the CPU, and of those made in inference mode."""
     with torch.inference_mode(False):
-        plain = torch.zeros(1)
+        plain = torch.zeros(1, device="cpu")
     with torch.inference_mode():
-        return keys_of(plain), keys_of(torch.zeros(1))
+        return keys_of(plain), keys_of(torch.zeros(1, device="cpu"))

@@ -24,11 +24,11 @@ def empty_bytes(count: int) -> torch.Tensor:
     them: a thread that reads 20 GB/s would else look up five million pages a second.
     """
     if count < _HUGE_PAGE or not _library.loaded:
-        return torch.empty(count, dtype=torch.uint8)
+        return torch.empty(count, dtype=torch.uint8, device="cpu")
     library = _library.functions()
     data = library.oxytorch_map_huge(count)
     if not data:
-        return torch.empty(count, dtype=torch.uint8)  # says that there is no memory
+        return torch.empty(count, dtype=torch.uint8, device="cpu")  # says that there is no memory
     return bytes_over(data, count, library.oxytorch_unmap_huge, data, count)
 
 

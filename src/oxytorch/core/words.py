@@ -232,7 +232,7 @@ _DTYPES = (
 def _of_tensors() -> int:
     """Where the word with the dtype is in a tensor's object: the only number of two bytes that
     tensors of each dtype have another one of, and those of the same dtype the same."""
-    made = [torch.empty((2, 3), dtype=dtype) for dtype in _DTYPES for _ in range(2)]
+    made = [torch.empty((2, 3), dtype=dtype, device="cpu") for dtype in _DTYPES for _ in range(2)]
     numbers = ctypes.c_uint16 * (_OF_TENSORS // 2)
     rows = [[*numbers.from_address(tensor._cdata)] for tensor in made]
     found = [
@@ -247,7 +247,7 @@ def _in_tensors() -> tuple[int, int]:
     """Where the addresses of what a tensor shares with its views are in a tensor's object: its
     storage and the counter of writes. It is what they have in common and a copy has not. They are
     read ahead only."""
-    made = torch.zeros(3)
+    made = torch.zeros(3, device="cpu")
     count = _OF_TENSORS // _SIZE
     kinds = (_words(tensor._cdata, count) for tensor in (made, made.detach(), made.clone()))
     found = [
@@ -260,7 +260,7 @@ def _in_tensors() -> tuple[int, int]:
 
 def _of_keys() -> int:
     """Where the word with the dispatch keys is in a tensor's object."""
-    plain = torch.zeros(3)
+    plain = torch.zeros(3, device="cpu")
     made = (plain, torch._neg_view(plain), torch.zeros(3, device="meta"))
     return _common((t._cdata, _OF_TENSORS, keys_of(t)) for t in made)
 
@@ -273,7 +273,11 @@ def keys_of(tensor: torch.Tensor) -> int:
 
 def _of_handles() -> int:
     """Where objects of Python, of whatever class, have the address of torch's."""
-    made = torch.zeros(3), torch.nn.Parameter(torch.zeros(3)), torch.nn.UninitializedBuffer()
+    made = (
+        torch.zeros(3, device="cpu"),
+        torch.nn.Parameter(torch.zeros(3, device="cpu")),
+        torch.nn.UninitializedBuffer(),
+    )
     return _common((id(t), torch.Tensor.__basicsize__, t._cdata) for t in made)
 
 

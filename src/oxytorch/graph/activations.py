@@ -56,7 +56,9 @@ def _stateless(module: nn.Module) -> bool:
 
 
 def _by_formula(run: Callable[..., Any], module: nn.Module) -> PostOp | None:
-    x = torch.cat([torch.linspace(-50, 50, 101), torch.tensor(_SPECIAL)]).reshape(1, -1)
+    x = torch.cat(
+        [torch.linspace(-50, 50, 101, device="cpu"), torch.tensor(_SPECIAL, device="cpu")]
+    ).reshape(1, -1)
     more = x.expand(2, 3, 1, -1).contiguous()  # where flattening, for example, changes something
     post_op, other = (_formulas().get(expression(run, given, {}, module)) for given in (x, more))
     if post_op is None or post_op != other:
@@ -103,7 +105,7 @@ def _formulas() -> dict[Any, PostOp]:
         (PostOp("hardtanh", (-1.0, 1.0)), F.hardtanh),
         (PostOp("hardtanh", (-1.0, 1.0)), lambda x: x.clamp(-1, 1)),
     ]  # fmt: skip
-    x = torch.zeros(1, 2)
+    x = torch.zeros(1, 2, device="cpu")
     return {expression(run, x, {}): post_op for post_op, run in spelled}
 
 

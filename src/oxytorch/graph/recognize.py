@@ -68,7 +68,7 @@ def norm_of_module(module: nn.Module) -> RecognizedNorm | None:
         return None
     if weight.dtype not in RECOGNIZED:
         return None
-    x = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0))
+    x = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0), device="cpu")
     x[0] *= 1e-3  # small rows tell one epsilon from another
     # Of inputs with three dimensions too: there the last one is no other one's number.
     norm, in_three = (_norm_by_formula(module, given) for given in (x, x[None]))
@@ -100,7 +100,7 @@ def _norm_formulas(eps: float, dims: int) -> dict[Any, RecognizedNorm]:
 
     dims: the dimensions of the input, of which the last one is normalized over.
     """
-    weight, x = torch.ones(2), torch.ones(*[1] * (dims - 1), 2)
+    weight, x = torch.ones(2, device="cpu"), torch.ones(*[1] * (dims - 1), 2, device="cpu")
 
     def scaled(x: torch.Tensor, dim: int) -> torch.Tensor:
         return x * torch.rsqrt(x.pow(2).mean(dim, keepdim=True) + eps)
@@ -206,7 +206,9 @@ def _frozen_epsilon(module: nn.Module) -> float | None:
     ):
         return None
     own: Any = functools.partial(type(module).forward, module)  # not the one that a pass gave it
-    x = torch.randn(2, len(variance), 3, 2, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(
+        2, len(variance), 3, 2, generator=torch.Generator().manual_seed(0), device="cpu"
+    )
     named: dict[str, Any] = {**tensors}
     found = expression(own, x, named, module)
     eps = _added_to("running_var", found)
@@ -296,7 +298,9 @@ def linear_of_module(module: nn.Module) -> LinearForm | None:
     tolerance = RECOGNIZED[weight.dtype]
     for transposed in (True, False):
         seeded = torch.Generator().manual_seed(0)
-        x = torch.randn(2, weight.shape[0 if transposed else 1], generator=seeded).to(weight.dtype)
+        x = torch.randn(2, weight.shape[0 if transposed else 1], generator=seeded, device="cpu").to(
+            weight.dtype
+        )
         tensors = {name: module._parameters[name] for name in names}
         if expression(module.forward, x, tensors, module) not in _linear_formulas(transposed):  # type: ignore[arg-type]
             continue
@@ -316,7 +320,11 @@ def linear_of_module(module: nn.Module) -> LinearForm | None:
 @functools.cache
 def _linear_formulas(transposed: bool) -> list[Any]:
     """The expressions of a linear layer, as models spell it."""
-    weight, bias, x = torch.zeros(2, 2), torch.zeros(2), torch.zeros(2, 2)
+    weight, bias, x = (
+        torch.zeros(2, 2, device="cpu"),
+        torch.zeros(2, device="cpu"),
+        torch.zeros(2, 2, device="cpu"),
+    )
     spelled: list[Callable[[torch.Tensor], torch.Tensor]]
     if transposed:
         spelled = [

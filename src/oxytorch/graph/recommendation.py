@@ -112,7 +112,7 @@ def _lower_triangle(place: Any, vectors: int) -> tuple[Tensor, ...] | None:
     """The tensors of an index (:, rows, columns) that reads the strictly lower triangle by rows."""
     if not isinstance(place, tuple) or len(place) != 3 or place[0] != slice(None):
         return None
-    wanted = torch.tril_indices(vectors, vectors, offset=-1)
+    wanted = torch.tril_indices(vectors, vectors, offset=-1, device="cpu")
     found = []
     for held, expected in zip(place[1:], wanted, strict=True):
         values = getattr(held, "read", lambda: None)()

@@ -45,6 +45,9 @@ _CHANGES_OF_MODULES = frozenset(
      "extend", "update", "pop", "popitem", "clear", "setdefault", "__setitem__", "__delitem__",
      "__iadd__"]
 )  # fmt: skip
+_OF_DEFAULT_DEVICE = ("__torch_function__", "_device_constructors")
+"""What runs at each call of torch where `torch.set_default_device` set one."""
+
 _OF_MODULES = ("nn/modules/module.py", "nn/modules/container.py")
 
 
@@ -75,6 +78,8 @@ def is_stateful_code(code: types.CodeType) -> bool:
     """Whether a function of torch in Python reads or changes more than what it is given."""
     path = in_torch(code)
     if not path or code.co_name in _CONSTANT_FUNCTIONS:
+        return False
+    if path == "utils/_device.py" and code.co_name in _OF_DEFAULT_DEVICE:
         return False
     if path in _OF_MODULES:
         return code.co_name in _CHANGES_OF_MODULES or code.co_name.startswith("register_")

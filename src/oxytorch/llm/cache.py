@@ -41,9 +41,9 @@ class CacheLayer:
         """Allocates a layer, of zeros or of what is there."""
         shape = (batch, kv_heads, capacity, head_dim)
         make = torch.zeros if zeros else torch.empty
-        tensors = [make(shape, dtype=dtype) for _ in range(2)]
+        tensors = [make(shape, dtype=dtype, device="cpu") for _ in range(2)]
         if dtype == torch.int8:
-            tensors += [make(shape[:3]) for _ in range(2)]
+            tensors += [make(shape[:3], device="cpu") for _ in range(2)]
         return cls(*tensors)
 
     @property
@@ -94,7 +94,7 @@ class CacheLayer:
                 live = live * scale[:, :, :length, None].to(dtype)
             if beams is not None:
                 row = beams[:, :length].long()
-                position = torch.arange(length)
+                position = torch.arange(length, device="cpu")
                 live = live.transpose(1, 2)[row, position].transpose(1, 2)
             result.append(live)
         return result[0], result[1]
@@ -211,4 +211,4 @@ def reordered(beams: Tensor | None, index: Tensor, capacity: int) -> Tensor:
 
 def own_rows(beams: Tensor, start: int, end: int) -> None:
     """Notes that positions start .. end are written to the row of their own sequence."""
-    beams[:, start:end] = torch.arange(beams.shape[0], dtype=beams.dtype)[:, None]
+    beams[:, start:end] = torch.arange(beams.shape[0], dtype=beams.dtype, device="cpu")[:, None]

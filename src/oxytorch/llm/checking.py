@@ -98,8 +98,8 @@ def choose(calls: LayerCalls, config: Any, likely: LayerPlan | None) -> tuple[La
     shape = calls.hidden.shape
     generator = torch.Generator().manual_seed(calls.position)
     runs = [
-        (torch.randn(shape, generator=generator), prompt),
-        (torch.randn(shape[0], 1, shape[2], generator=generator), token),
+        (torch.randn(shape, generator=generator, device="cpu"), prompt),
+        (torch.randn(shape[0], 1, shape[2], generator=generator, device="cpu"), token),
     ]
     expected = None
     best = float("inf")
@@ -137,7 +137,7 @@ def wide_copy(layer: nn.Module) -> nn.Module:
     def shown(parameter: Tensor) -> Tensor:
         values: Tensor = parameter.detach().float()
         if parameter.dim() == 1:
-            return values + 0.2 * torch.randn(values.shape, generator=generator)
+            return values + 0.2 * torch.randn(values.shape, generator=generator, device="cpu")
         scale: Tensor = (values.std() * values.shape[-1] ** 0.5).clamp_min(1e-30)
         return 2 * values / scale
 

@@ -52,7 +52,9 @@ def kept_settings(model: nn.Module) -> Settings:
     """What a file keeps of a model's generation_config; raises ValueError where that is not all."""
     check_search(model)
     # With an end token and settings for scores but the penalty: what asks for more shows.
-    found = processor_of(model, torch.zeros(1, 1, dtype=torch.int64), None, 1, [0], 1.0)
+    found = processor_of(
+        model, torch.zeros(1, 1, dtype=torch.int64, device="cpu"), None, 1, [0], 1.0
+    )
     if found is not None:
         names = ", ".join(type(each).__name__ for each in found)  # type: ignore[attr-defined]
         raise ValueError(
@@ -146,7 +148,7 @@ def processor_of(
     config.max_length = length + new
     if config.min_new_tokens is not None:
         config.min_length = length + config.min_new_tokens
-    config._eos_token_tensor = torch.tensor(ends) if ends else None
+    config._eos_token_tensor = torch.tensor(ends, device="cpu") if ends else None
     own = getattr(model, "_get_logits_processor", None)
     found = (own or partial(library.GenerationMixin._get_logits_processor, model))(
         generation_config=config,
@@ -183,7 +185,7 @@ class RepetitionPenalty:
         size = scores.shape[-1]
         places = tokens.clamp(max=size)
         if self.padding is not None:
-            is_padding = torch.arange(tokens.shape[1]) < self.padding[:, None]
+            is_padding = torch.arange(tokens.shape[1], device="cpu") < self.padding[:, None]
             places = places.masked_fill(is_padding, size)
         wide = F.pad(scores, (0, 1))  # a place for what does not count
         found = wide.gather(1, places)

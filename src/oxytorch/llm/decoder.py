@@ -161,7 +161,7 @@ class _FusedRun:
         positions = mask = None
         if self.padding is not None:
             end = self.length + tokens.shape[1]
-            places = torch.arange(end) - self.padding[:, None]
+            places = torch.arange(end, device="cpu") - self.padding[:, None]
             mask = (places >= 0)[:, None, None]
             positions = places[:, self.length :].clamp(min=0)
         return self.model.step(tokens, self._cache, positions=positions, mask=mask, last=not every)
@@ -246,7 +246,7 @@ class PlainDecoder:
         from .transformers_cache import keeps_tokens
 
         options = {**self.options, **cache}
-        places = torch.arange(before + tokens.shape[1])[None]
+        places = torch.arange(before + tokens.shape[1], device="cpu")[None]
         if padding is not None:
             places = places - padding[:, None]
             if all(starmap(keeps_tokens, cache.items())):  # others see no earlier token again
@@ -365,7 +365,7 @@ def _agree(decoder: PlainDecoder, tokens: Tensor, whole: Tensor, found: Tensor) 
     generator = torch.Generator().manual_seed(0)
 
     def round_otherwise(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        noise = torch.rand(output.shape, generator=generator) * 2 - 1
+        noise = torch.rand(output.shape, generator=generator, device="cpu") * 2 - 1
         return (output.float() * (1 + torch.finfo(dtype).eps * noise)).to(output.dtype)
 
     handle = embeddings.register_forward_hook(round_otherwise)
@@ -388,7 +388,7 @@ class _StateRun:
         self.padding = padding
         self._name = _state_name(decoder, batch > 1)
         self._state: Any = None
-        self._tokens = torch.empty(batch, 0, dtype=torch.int64)
+        self._tokens = torch.empty(batch, 0, dtype=torch.int64, device="cpu")
 
     @property
     def length(self) -> int:

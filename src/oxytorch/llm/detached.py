@@ -44,7 +44,7 @@ def _numbers(module: nn.Module) -> Iterator[Tensor]:
     """The floating tensors and numbers that a module keeps, but its parameters."""
     for value in (*module._buffers.values(), *module.__dict__.values()):
         if isinstance(value, float):
-            yield torch.tensor(value)
+            yield torch.tensor(value, device="cpu")
         elif isinstance(value, Tensor) and value.is_floating_point():
             yield value.detach()
 
@@ -59,7 +59,7 @@ def _embedding(module: nn.Module) -> tuple[Parameters, float | None]:
     for factor in factors:
         if all(
             torch.equal(module(tokens), _scaled(F.embedding(tokens, weight), factor))
-            for tokens in torch.split(torch.arange(len(weight)), _AT_ONCE)
+            for tokens in torch.split(torch.arange(len(weight), device="cpu"), _AT_ONCE)
         ):
             return kept, factor
     raise ValueError(
@@ -68,7 +68,7 @@ def _embedding(module: nn.Module) -> tuple[Parameters, float | None]:
 
 
 def _scaled(rows: Tensor, factor: float | None) -> Tensor:
-    return rows if factor is None else rows * torch.tensor(factor, dtype=rows.dtype)
+    return rows if factor is None else rows * torch.tensor(factor, dtype=rows.dtype, device="cpu")
 
 
 def _table(table: RotaryTable, positions: int) -> RotaryTable:
@@ -81,8 +81,8 @@ def _table(table: RotaryTable, positions: int) -> RotaryTable:
         raise ValueError(
             f"the angles of its rotary embedding, a {kind}, depend on the length of the text"
         )
-    nowhere = torch.zeros(1, 1, dtype=torch.int64)
-    first, _ = table.rotation(torch.empty(0), nowhere)
+    nowhere = torch.zeros(1, 1, dtype=torch.int64, device="cpu")
+    first, _ = table.rotation(torch.empty(0, device="cpu"), nowhere)
     dtype = table.made(nowhere)[0].dtype  # some modules keep float32
     for found in _numbers(module):
         half = found.float()
@@ -100,7 +100,7 @@ def _table(table: RotaryTable, positions: int) -> RotaryTable:
 def _is_same(one: RotaryTable, other: RotaryTable, positions: int) -> bool:
     return all(
         own.dtype == found.dtype and torch.equal(own, found)
-        for part in torch.split(torch.arange(positions)[None], _AT_ONCE, dim=1)
+        for part in torch.split(torch.arange(positions, device="cpu")[None], _AT_ONCE, dim=1)
         for own, found in zip(one.made(part), other.made(part), strict=True)
     )
 

@@ -227,7 +227,7 @@ class _Prompt:
         """int64 [batch, length], 0 where padding is; None where there is none."""
         if self.padding is None:
             return None
-        return (torch.arange(self.tokens.shape[1]) >= self.padding[:, None]).long()
+        return (torch.arange(self.tokens.shape[1], device="cpu") >= self.padding[:, None]).long()
 
 
 @dataclass
@@ -282,7 +282,9 @@ class _Loop:
             following = chosen[:, None]
             if earlier is not None:
                 guesses = earlier.guess(min(lookup, left - 1))
-                following = torch.cat([following, torch.tensor([guesses], dtype=torch.int64)], 1)
+                following = torch.cat(
+                    [following, torch.tensor([guesses], dtype=torch.int64, device="cpu")], 1
+                )
             logits = run.step(following, every=True)
 
     def _choose(self, logits: Tensor) -> Tensor:
@@ -290,7 +292,7 @@ class _Loop:
             logits = self.processor(self._seen, logits.to(torch.float32, copy=True))
         chosen = self.sampler(logits)
         if any(self.stopping.done):
-            chosen = chosen.masked_fill(torch.tensor(self.stopping.done), self.pad)
+            chosen = chosen.masked_fill(torch.tensor(self.stopping.done, device="cpu"), self.pad)
         if self.processor is not None:
             self._seen = torch.cat([self._seen, chosen[:, None]], 1)
         return chosen
@@ -322,7 +324,7 @@ def _checked_prompt(ids: Tensor, mask: Tensor | None, vocabulary: int, pad: int 
     padding = None
     if mask is not None:
         ids, padding = _padded_first(ids, mask)
-    places = torch.arange(ids.shape[1])
+    places = torch.arange(ids.shape[1], device="cpu")
     real = ids if padding is None else ids[places >= padding[:, None]]
     wrong = (real < 0) | (real >= vocabulary)
     if bool(wrong.any()):
@@ -350,7 +352,7 @@ def _padded_first(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         )
     length = ids.shape[1]
     first = real.int().argmax(1)
-    places = torch.arange(length)
+    places = torch.arange(length, device="cpu")
     if not bool(
         (real == ((places >= first[:, None]) & (places < (first + counts)[:, None]))).all()
     ):

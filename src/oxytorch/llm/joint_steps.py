@@ -41,8 +41,8 @@ def joint_step(
     tokens: int64 [sequences, 1].
     rows: their slots, with room for one more token.
     """
-    places = torch.tensor(rows)
-    starts = torch.tensor([caches.slots[row].length for row in rows])
+    places = torch.tensor(rows, device="cpu")
+    starts = torch.tensor([caches.slots[row].length for row in rows], device="cpu")
     positions = starts[:, None]
     hidden = model.embedded(tokens, 0, positions)
     angles = [table.at(positions) for table in model.tables]
@@ -123,7 +123,7 @@ def _alike_rows(product: Product, most: int, draw: torch.Generator) -> int:
     """The most rows, up to which any number of rows has the sums of each row alone."""
     outputs, inputs = product.weight.shape
     for _ in range(-(-_COMPARED // outputs)):
-        x = torch.randn(most, inputs, generator=draw).to(product.weight.dtype)
+        x = torch.randn(most, inputs, generator=draw, device="cpu").to(product.weight.dtype)
         # What is left beside the rounded sums shows digits that rounding them hides.
         singles = [x[row : row + 1] for row in range(most)]
         rounded = [-product(row) for row in singles]
@@ -137,7 +137,7 @@ def _alike_rows(product: Product, most: int, draw: torch.Generator) -> int:
 
 
 def _rounds_alike(model: FusedModel, vocabulary: int, rows: int, draw: torch.Generator) -> bool:
-    tokens = torch.randint(vocabulary, (rows, _READ + rows + _STEPS), generator=draw)
+    tokens = torch.randint(vocabulary, (rows, _READ + rows + _STEPS), generator=draw, device="cpu")
     joint = model.slots(rows, tokens.shape[1])
     single = [model.cache(1, tokens.shape[1]) for _ in range(rows)]
     for row in range(rows):

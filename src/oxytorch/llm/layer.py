@@ -164,7 +164,7 @@ class RoutedMlp:
         return result if residual is None else result + residual
 
     def _one_by_one(self, rows: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
-        result = torch.zeros(rows.shape, dtype=torch.float32)
+        result = torch.zeros(rows.shape, dtype=torch.float32, device="cpu")
         for expert in sorted({*indices.flatten().tolist()}):
             token, place = torch.where(indices == expert)
             hidden = self.gate_up[expert](rows[token], self.activation_fn + "_mul")

@@ -33,8 +33,8 @@ class LayerCalls:
     prompt: dict[str, Any] = field(default_factory=dict)
     token: dict[str, Any] = field(default_factory=dict)
     results: int = 0
-    hidden: Tensor = field(default_factory=lambda: torch.empty(0))
-    output: Tensor = field(default_factory=lambda: torch.empty(0))
+    hidden: Tensor = field(default_factory=lambda: torch.empty(0, device="cpu"))
+    output: Tensor = field(default_factory=lambda: torch.empty(0, device="cpu"))
 
 
 Rotations = list[tuple[Rotation, Tensor]]
@@ -176,7 +176,7 @@ def _given(model: Any, tokens: Tensor, start: int) -> dict[str, Tensor]:
 
     given = {"input_ids": tokens[:, start:]}
     if "position_ids" in forward_arguments(model):
-        given["position_ids"] = torch.arange(start, tokens.shape[1])[None]
+        given["position_ids"] = torch.arange(start, tokens.shape[1], device="cpu")[None]
     return given
 
 

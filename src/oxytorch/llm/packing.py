@@ -291,7 +291,7 @@ class Packer(Products):
         assert rows is not None
         whole = self.pack(values[rows], plan.paths[0])
         inverse = torch.empty_like(rows)
-        inverse[rows] = torch.arange(len(rows))
+        inverse[rows] = torch.arange(len(rows), device="cpu")
         self.set_weight(module, "weight", RowsWeight(whole, inverse))
         bias = self._set_bias(module)
         if bias is None:
@@ -304,7 +304,7 @@ class Packer(Products):
             return None
         whole = torch.cat(
             [
-                torch.zeros(count, dtype=self.dtype)
+                torch.zeros(count, dtype=self.dtype, device="cpu")
                 if bias is None
                 else bias.detach().to(self.dtype)
                 for bias, count in zip(found, rows, strict=True)
@@ -331,7 +331,7 @@ def reordered(weight: Tensor, transposed: bool, order: Tensor | None) -> Tensor:
         return RowsWeight(weight.packed, weight.places, transposed, order)
     if order is None and weight.t().is_contiguous():
         return weight.t()
-    return RowsWeight(weight, torch.arange(len(weight)), transposed, order)
+    return RowsWeight(weight, torch.arange(len(weight), device="cpu"), transposed, order)
 
 
 def halves(weight: Tensor) -> list[Tensor]:
@@ -376,7 +376,9 @@ def joined(parts: list[Tensor], gated: bool) -> Tensor:
 def part_of(whole: Tensor, begin: int, end: int) -> Tensor:
     """Rows begin to end of a joined weight, over the same memory."""
     if isinstance(whole, PanelWeight) and whole.is_gated and end - begin == whole.shape[0]:
-        return RowsWeight(whole, torch.arange(end))  # its plain product is no epilogue of `linear`
+        return RowsWeight(
+            whole, torch.arange(end, device="cpu")
+        )  # its plain product is no epilogue of `linear`
     if (begin, end) == (0, whole.shape[0]):
         return whole
     if not isinstance(whole, PanelWeight):
@@ -384,4 +386,4 @@ def part_of(whole: Tensor, begin: int, end: int) -> Tensor:
     fills_panels = begin % OUTPUTS == 0 and (end % OUTPUTS == 0 or end == whole.shape[0])
     if whole.is_gated or fills_panels:
         return whole.part(begin, end)
-    return RowsWeight(whole, torch.arange(begin, end))
+    return RowsWeight(whole, torch.arange(begin, end, device="cpu"))

@@ -88,7 +88,9 @@ def _gated_mlp(layer: nn.Module, wide: nn.Module, packer: Packer) -> tuple[str, 
     except Unmatched:  # the linear layers are packed one by one then
         return None
     trial = Mlp(Products().of(wide, up), Products().of(wide, down), activation_fn)
-    x = torch.randn(5, trial.up.weight.shape[1], generator=torch.Generator().manual_seed(0))
+    x = torch.randn(
+        5, trial.up.weight.shape[1], generator=torch.Generator().manual_seed(0), device="cpu"
+    )
     module, copy = layer.get_submodule(path), wide.get_submodule(path)
     if "forward" in module.__dict__:
         return None

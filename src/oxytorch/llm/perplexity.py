@@ -51,7 +51,7 @@ def token_losses(
     decoder = decoder_of(model)
     stride = window if stride is None else stride
     _check(decoder, token_ids, window, stride, chunk, batch)
-    losses = torch.full((len(token_ids) - 1,), math.nan)
+    losses = torch.full((len(token_ids) - 1,), math.nan, device="cpu")
     begins = [*range(0, max(1, len(token_ids) - 1 - window + stride), stride)]
     done = 0
     for part in _alike(begins, len(token_ids) - 1, window, batch):

@@ -46,7 +46,7 @@ class ProductPlan:
         if not self.grouped:
             return None
         each = self.grouped
-        index = torch.arange(total).view(-1, each + 2, self.head_dim)
+        index = torch.arange(total, device="cpu").view(-1, each + 2, self.head_dim)
         parts = (index[:, :each], index[:, each], index[:, each + 1])
         return torch.cat([part.reshape(-1) for part in parts])
 

@@ -60,18 +60,18 @@ class RotaryTable:
     dtype: torch.dtype
     changing: bool = field(default=False, metadata=UNKEPT)
     repeat_interleave: bool = field(default=False, metadata=UNKEPT)
-    cos: Tensor = field(default_factory=lambda: torch.empty(0), metadata=UNKEPT)
-    sin: Tensor = field(default_factory=lambda: torch.empty(0), metadata=UNKEPT)
+    cos: Tensor = field(default_factory=lambda: torch.empty(0, device="cpu"), metadata=UNKEPT)
+    sin: Tensor = field(default_factory=lambda: torch.empty(0, device="cpu"), metadata=UNKEPT)
 
     def renew(self) -> None:
         """After something was written: make all rows again."""
-        self.cos = self.sin = torch.empty(0)
+        self.cos = self.sin = torch.empty(0, device="cpu")
 
     def rows(self, start: int, length: int) -> tuple[Tensor, Tensor]:
         """cos and sin [length, rotary] of positions start .. start + length."""
         end = start + length
         if self.changing:
-            cos, sin = self.made(torch.arange(start, end)[None])
+            cos, sin = self.made(torch.arange(start, end, device="cpu")[None])
             return cos[0], sin[0]
         self.reserve(end)
         return self.cos[start:end], self.sin[start:end]
@@ -88,7 +88,7 @@ class RotaryTable:
         have = self.cos.shape[0]
         if end <= have:
             return
-        cos, sin = self.made(torch.arange(max(end, 2 * have, 512))[None])
+        cos, sin = self.made(torch.arange(max(end, 2 * have, 512), device="cpu")[None])
         # Other threads look at cos to see how far both reach.
         self.sin = sin[0].contiguous()
         self.cos = cos[0].contiguous()
@@ -96,7 +96,7 @@ class RotaryTable:
     def made(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [batch, n, rotary] of positions int64 [batch, n], made now."""
         with torch.no_grad():
-            cos, sin = self.rotation(torch.empty(0, dtype=self.dtype), positions)
+            cos, sin = self.rotation(torch.empty(0, dtype=self.dtype, device="cpu"), positions)
         return (
             (repeat_interleave(cos), repeat_interleave(sin))
             if self.repeat_interleave
@@ -196,7 +196,7 @@ class FusedModel:
         """What goes into the first layer, [batch, n, width]."""
         hidden: Tensor = self.embedding(tokens)
         if self.scale is not None:
-            hidden = hidden * torch.tensor(self.scale, dtype=hidden.dtype)
+            hidden = hidden * torch.tensor(self.scale, dtype=hidden.dtype, device="cpu")
         if self.positions is not None:
             table, before = self.positions
             weight = table._parameters["weight"]
@@ -215,8 +215,8 @@ class FusedModel:
         windows = {layer.attention.window for layer in self.layers}
         if mask is None:
             return dict.fromkeys(windows)
-        row = torch.arange(start, start + length)[:, None]
-        column = torch.arange(start + length)[None]
+        row = torch.arange(start, start + length, device="cpu")[:, None]
+        column = torch.arange(start + length, device="cpu")[None]
         found: dict[int | None, Tensor | None] = {}
         for window in windows:
             seen = column <= row

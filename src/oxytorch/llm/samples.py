@@ -28,4 +28,4 @@ def sample_tokens(model: Any, length: int, batch: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(length)
     known = model.get_input_embeddings().num_embeddings
     low, high = known // 4, max(known // 4 + 1, known // 2)
-    return torch.randint(low, high, (batch, length), generator=generator)
+    return torch.randint(low, high, (batch, length), generator=generator, device="cpu")

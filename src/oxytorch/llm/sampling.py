@@ -59,7 +59,9 @@ class Sampler:
     def _draw(self, logits: Tensor) -> Tensor:
         probabilities, tokens = self.candidates(logits)
         cumulative = probabilities.double().cumsum(-1)
-        share = torch.rand(len(logits), 1, dtype=torch.float64, generator=self._generator)
+        share = torch.rand(
+            len(logits), 1, dtype=torch.float64, generator=self._generator, device="cpu"
+        )
         place = torch.searchsorted(cumulative, share * cumulative[:, -1:], right=True)
         place.clamp_(max=cumulative.shape[-1] - 1)
         return (place if tokens is None else tokens.gather(1, place))[:, 0]

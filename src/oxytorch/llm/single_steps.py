@@ -55,7 +55,7 @@ class SingleSteps:
         # With padding a mask says everything, and a window moves with each step.
         self._known = None if changing or (windows and padding is not None) else _known(model)
         self._form = (cache.batch, cache.layers[0].keys.dtype, padding is None)
-        self._start = torch.zeros(1, dtype=torch.int64)
+        self._start = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._program: Program | None = None
         self._kept: list[Tensor] = []
 
@@ -112,7 +112,7 @@ class SingleSteps:
             table.reserve(self.cache.capacity)
             found += [table.cos, table.sin]
         if self.padding is not None:
-            places = torch.arange(self.cache.capacity)
+            places = torch.arange(self.cache.capacity, device="cpu")
             found += [self.padding, (places >= self.padding[:, None])[:, None, None]]
         return found + [tensor for layer in self.cache.layers for tensor in layer.tensors()]
 

@@ -289,7 +289,7 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.stored is not None:
             batch = self.stored.keys.shape[0]
-            self.batch_select_indices(torch.arange(batch).repeat_interleave(repeats))
+            self.batch_select_indices(torch.arange(batch, device="cpu").repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self._settle()

@@ -347,7 +347,7 @@ def prompt_tokens(tokenizer: Any, text: str, chat: bool) -> Tensor:
     found = tokenizer(text, add_special_tokens=not chat)["input_ids"]
     if not found:
         raise ValueError(f"the prompt {text!r} has no tokens; give some text to continue from")
-    return torch.tensor([found], dtype=torch.int64)
+    return torch.tensor([found], dtype=torch.int64, device="cpu")
 
 
 def _write(text: str) -> None:

@@ -84,10 +84,10 @@ def _peak_of_small(trace: Trace, sizes: list[int]) -> int:
 def _place(
     order: list[int], sizes: list[int], spans: list[tuple[int, int]]
 ) -> tuple[int, dict[int, int]]:
-    firsts = torch.tensor([spans[each][0] for each in order])
-    lasts = torch.tensor([spans[each][1] for each in order])
-    bytes_ = torch.tensor([sizes[each] for each in order])
-    begins = torch.zeros(len(order), dtype=torch.int64)
+    firsts = torch.tensor([spans[each][0] for each in order], device="cpu")
+    lasts = torch.tensor([spans[each][1] for each in order], device="cpu")
+    bytes_ = torch.tensor([sizes[each] for each in order], device="cpu")
+    begins = torch.zeros(len(order), dtype=torch.int64, device="cpu")
     top = 0
     for index in range(len(order)):
         meets = (firsts[:index] < lasts[index]) & (lasts[:index] > firsts[index])
@@ -105,7 +105,7 @@ def _gap(begins: Tensor, ends: Tensor, size: int) -> int:
     begins, order = begins.sort()
     # Ranges may contain one another: a gap begins where all before it have ended.
     reach = ends[order].cummax(0).values
-    starts = torch.cat([torch.zeros(1, dtype=torch.int64), reach])
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), reach])
     gaps = torch.cat([begins, starts[-1:] + (1 << 60)]) - starts
     gaps[gaps < size] = 1 << 62
     return int(starts[gaps.argmin()])

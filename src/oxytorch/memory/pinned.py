@@ -40,7 +40,7 @@ class PinnedMemory:
         if any(length < 0 for length in size):
             raise ValueError(f"empty: expected sizes of at least 0, got {size}")
         if count == 0:
-            return torch.empty(size, dtype=dtype)
+            return torch.empty(size, dtype=dtype, device="cpu")
         data = self.allocator.allocate(self.index, count * dtype.itemsize, HOST_STREAM)
         block = bytes_over(data, count * dtype.itemsize, self.allocator.free, data)
         return block.view(dtype).view(size)

@@ -13,7 +13,7 @@ MEBI = 1 << 20
 
 def values(*shape: int, dtype: torch.dtype) -> Tensor:
     """Standard normal values, drawn in float32 so that every dtype sees the same ones."""
-    return torch.randn(shape).to(dtype)
+    return torch.randn(shape, device="cpu").to(dtype)
 
 
 def rows_of_bytes(total: int, width: int, dtype: torch.dtype) -> tuple[int, int]:

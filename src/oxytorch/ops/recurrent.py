@@ -187,14 +187,16 @@ def sample_weights(
     for number in range(layers * directions):
         width = in_features if number < directions else directions * hidden
         for name, inputs in (("input", width), ("hidden", hidden)):
-            plain = torch.randn(gates * hidden, inputs) / inputs**0.5
+            plain = torch.randn(gates * hidden, inputs, device="cpu") / inputs**0.5
             stored, scales = rounded_weight(plain)
             panels, sums = pack_weight(stored, gates)
             made = (("panels", panels), ("scales", units_together(scales, gates)), ("sums", sums))
             for part, tensor in made:
                 found.setdefault(f"{name}_{part}", []).append(tensor)
     for name in ("input_biases", "hidden_biases"):
-        found[name] = [torch.randn(gates * hidden) / 4 for _ in range(layers * directions)]
+        found[name] = [
+            torch.randn(gates * hidden, device="cpu") / 4 for _ in range(layers * directions)
+        ]
     return found
 
 

@@ -250,9 +250,11 @@ def is_scaled_by(scaler: Any, optimizer: Optimizer) -> bool:
 @functools.cache
 def _scaler_writes() -> int:
     """By how much a GradScaler raises the version of a gradient that it looks at."""
-    gradient = torch.zeros(1)
+    gradient = torch.zeros(1, device="cpu")
     before = gradient._version
-    torch._amp_foreach_non_finite_check_and_unscale_([gradient], torch.zeros(1), torch.ones(1))
+    torch._amp_foreach_non_finite_check_and_unscale_(
+        [gradient], torch.zeros(1, device="cpu"), torch.ones(1, device="cpu")
+    )
     return gradient._version - before
 
 

@@ -78,7 +78,8 @@ class FusedOptimizer(Optimizer):
         # keeps its parameters and loses the options.
         self._options_given: dict[Tensor, dict[str, Any]] = {}
         self._make_parts()
-        super().__init__(*args, **kwargs)
+        with torch.device("cpu"):  # else torch's Adagrad has its steps on the default device
+            super().__init__(*args, **kwargs)
         self.state = counted(self.state)
         for group in self._groups():
             for parameter in group["params"]:

@@ -138,7 +138,7 @@ def add_shards_(values: Tensor, like: Sequence[Tensor]) -> None:
         if len(rows) == len(values):
             torch.distributed.all_reduce(values, group=group)
         else:
-            chosen = torch.tensor(rows).to(values.device, non_blocking=True)
+            chosen = torch.tensor(rows, device="cpu").to(values.device, non_blocking=True)
             part = values.index_select(0, chosen)
             torch.distributed.all_reduce(part, group=group)
             values.index_copy_(0, chosen, part)

@@ -98,7 +98,7 @@ class SplitParameter(WatchedParameter):
         if is_upper_half():
             with as_plain():
                 return super().detach()
-        if sys._getframe(1).f_code is nn.Parameter.__new__.__code__:
+        if _asks(nn.Parameter.__new__, sys._getframe(1)):
             raise TypeError(
                 "Parameter: expected a tensor, got a split weight; pass p.detach().clone()"
             )
@@ -219,7 +219,9 @@ def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _call_plainly(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """On the upper halves."""
-    with as_plain():
+    # Torch's compiler would come back here under a function mode (a default device's).
+    is_compiling = torch.compiler.is_compiling()
+    with torch._C.DisableTorchFunction() if is_compiling else as_plain():
         return function(*args, **kwargs)
 
 
@@ -318,9 +320,17 @@ def _refuse(name: str, args: Any) -> None:
         raise TypeError(f"{name}: expected no split weight; {split_functions.REFUSED[name]}")
 
 
+def _asks(function: Any, frame: Any) -> bool:
+    """Whether a frame is that of a function, or of a default device's mode that the function is
+    called under."""
+    while frame.f_globals.get("__name__") == "torch.utils._device":
+        frame = frame.f_back
+    return frame.f_code is function.__code__
+
+
 def _refuse_parametrization() -> None:
     """Tells torch.nn.utils.parametrize, which asks for the dtype before it changes anything."""
-    if sys._getframe(3).f_code is ParametrizationList.__init__.__code__:
+    if _asks(ParametrizationList.__init__, sys._getframe(3)):
         raise TypeError(
             "register_parametrization: expected a layer without split weights; register "
             "parametrizations (weight_norm, spectral_norm, orthogonal) before oxytorch.optimize, "

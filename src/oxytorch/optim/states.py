@@ -101,7 +101,7 @@ class StateStore:
         if not is_planned(parameter):
             # As torch has it.
             is_wide = torch.get_default_dtype() == torch.float64
-            return torch.zeros((), dtype=torch.float64 if is_wide else torch.float32)
+            return torch.zeros((), dtype=torch.float64 if is_wide else torch.float32, device="cpu")
         fresh = self._fresh_steps.setdefault(parameter.device, [])
         if not fresh:
             fresh.extend(torch.zeros(_STEPS_TOGETHER, device=parameter.device).unbind())

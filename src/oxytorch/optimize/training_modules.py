@@ -194,7 +194,7 @@ class ApplyRefusal:
 
     def __call__(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         if any(type(own) is SplitParameter for own in self.module.parameters(recurse)):
-            dtype = function(torch.empty(0, dtype=torch.float32)).dtype
+            dtype = function(torch.empty(0, dtype=torch.float32, device="cpu")).dtype
             if dtype != torch.float32:
                 raise TypeError(
                     f"{type(self.module).__name__}: expected no conversion to "

@@ -46,8 +46,8 @@ def compare(original: nn.Module, optimized: nn.Module, sample: SampleInput) -> d
         raise VerificationError(
             f"optimize: verify: the output of {type(optimized).__name__} differs from the "
             f"original's by {gap:.2e} of its largest value, allowed {allowed:.2e}, though "
-            "no single module does: errors add up, or code behind a module enlarges its error; keep "
-            "modules in float32 through dtype={...}, one at a time to find which (the page "
+            "no single module does: errors add up, or code behind a module enlarges its error; "
+            "keep modules in float32 through dtype={...}, one at a time to find which (the page "
             "Troubleshooting has a loop)"
         )
     return {"difference": gap, "allowed": allowed, "modules": float(modules.count)}

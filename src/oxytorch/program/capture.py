@@ -299,11 +299,11 @@ class Capture:
     def _number(self, number: complex, beside: Sequence[Tensor]) -> Value:
         """A number as a tensor without dimensions that gives the dtype that the number gives."""
         if not beside:  # numbers among themselves give what tensors of them give
-            return self._constant(number, torch.tensor(number).dtype)
+            return self._constant(number, torch.tensor(number, device="cpu").dtype)
         for dtype in DTYPES_OF[type(number)]:
             if type(number) is int and not holds(dtype, number):
                 continue
-            tensor = torch.tensor(number, dtype=dtype)
+            tensor = torch.tensor(number, dtype=dtype, device="cpu")
             if any(torch.result_type(b, number) == torch.complex128 for b in beside):
                 break  # whose digits complex64 has not
             if all(torch.result_type(b, tensor) == torch.result_type(b, number) for b in beside):
@@ -327,7 +327,7 @@ class Capture:
     def _constant(self, number: complex, dtype: torch.dtype) -> Value:
         key = (repr(number), dtype)
         if key not in self._numbers:
-            self._numbers[key] = self.constant(torch.tensor(number, dtype=dtype))
+            self._numbers[key] = self.constant(torch.tensor(number, dtype=dtype, device="cpu"))
         return self._numbers[key]
 
     def _of_tensors(self, node: fx.Node, func: Any, given: Sequence[Any]) -> Any:

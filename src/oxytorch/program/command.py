@@ -211,5 +211,5 @@ def _difference(wanted: Any, found: Any) -> float:
     same = a.isfinite() & b.isfinite()
     if not torch.equal(a[~same].nan_to_num(), b[~same].nan_to_num()):
         return float("inf")
-    scale = a[same].abs().max().clamp(min=1e-6) if same.any() else torch.tensor(1.0)
+    scale = a[same].abs().max().clamp(min=1e-6) if same.any() else torch.tensor(1.0, device="cpu")
     return float(((a - b)[same].abs().max() / scale).item() / tolerance) if same.any() else 0.0

@@ -112,7 +112,7 @@ def _times(
     if abs(factor) != 1:
         if not holds(dtype, abs(factor)):
             raise CaptureError(f"a sum of {dtype} has the factor {factor}")
-        number = capture.constant(torch.tensor(abs(factor), dtype=dtype))
+        number = capture.constant(torch.tensor(abs(factor), dtype=dtype, device="cpu"))
         value = capture.emit("aten::mul.Tensor", [value, number], Value())
     return capture.emit("aten::neg", [value], Value()) if factor < 0 else value
 
@@ -215,7 +215,7 @@ def _scattered(capture: Capture, node: fx.Node, x: Any, dim: Any, index: Any, va
     """Of a number, as a tensor of the index's shape."""
     if not isinstance(value, bool | int | float):
         raise CaptureError(f"{node.target} of a {type(value).__name__}")
-    one = capture.constant(torch.tensor(value, dtype=meta_of(x).dtype))
+    one = capture.constant(torch.tensor(value, dtype=meta_of(x).dtype, device="cpu"))
     places = capture.values[index]
     size = [_extent(capture, places, place) for place in range(meta_of(index).dim())]
     source = capture.emit("aten::expand", [one, size, "false"], Value())
@@ -249,7 +249,7 @@ def _full(capture: Capture, node: fx.Node, size: Any, value: Any, *_: Any) -> An
     if isinstance(value, fx.Node):
         one = _size(capture, value, meta.dtype)
     else:
-        one = capture.constant(torch.tensor(value, dtype=meta.dtype))
+        one = capture.constant(torch.tensor(value, dtype=meta.dtype, device="cpu"))
     expanded = capture.emit("aten::expand", [one, size, "false"], Value())
     return capture.emit("aten::clone", [expanded, Some("=contiguous_format")], Value())
 
@@ -265,7 +265,7 @@ def _size_of(capture: Capture, node: fx.Node, x: Any, place: Any) -> Value:
 def _scalar(capture: Capture, node: fx.Node, value: Any, *_: Any) -> Value:
     if isinstance(value, fx.Node):
         return _size(capture, value, node.meta["val"].dtype)
-    return _own(capture, torch.tensor(value, dtype=node.meta["val"].dtype))
+    return _own(capture, torch.tensor(value, dtype=node.meta["val"].dtype, device="cpu"))
 
 
 def _size(capture: Capture, node: fx.Node, dtype: torch.dtype) -> Value:
@@ -285,7 +285,7 @@ def _arange(capture: Capture, node: fx.Node, *given: Any) -> Value:
     start, end, step = {5: (0, given[0], 1), 6: (given[0], given[1], 1)}.get(len(given), given[:3])
     dtype = node.meta["val"].dtype
     if not any(isinstance(each, fx.Node) for each in (start, end, step)):
-        return _own(capture, torch.arange(start, end, step, dtype=dtype))
+        return _own(capture, torch.arange(start, end, step, dtype=dtype, device="cpu"))
     if dtype.is_floating_point or isinstance(step, fx.Node) or step < 1:
         raise CaptureError("arange of sizes in floating point, or by a step that is not above 0")
     begin, count = capture.size(start), capture.size(end)
@@ -295,7 +295,7 @@ def _arange(capture: Capture, node: fx.Node, *given: Any) -> Value:
         more = capture.emit("+", [count, str(step - 1)], Value(is_size=True))
         count = capture.emit("/", [more, str(step)], Value(is_size=True))
     # -1, -2, ... with all bits turned is 0, 1, ...
-    one = capture.constant(torch.tensor(-1, dtype=dtype))
+    one = capture.constant(torch.tensor(-1, dtype=dtype, device="cpu"))
     ones = capture.emit("aten::expand", [one, [count], "false"], Value())
     sums = capture.emit("aten::cumsum", [ones, "0", Some(name_of_dtype(dtype))], Value())
     found = capture.emit("aten::bitwise_not", [sums], Value())
@@ -308,7 +308,7 @@ def _arange(capture: Capture, node: fx.Node, *given: Any) -> Value:
             part = _times(capture, capture.size_as_tensor(own), torch.int64, sign, torch.int64)
             found = _sum_of_integers(capture, found, part, dtype)
     elif start != 0:
-        first = capture.constant(torch.tensor(start, dtype=dtype))
+        first = capture.constant(torch.tensor(start, dtype=dtype, device="cpu"))
         found = _sum_of_integers(capture, found, first, dtype)
     return found
 

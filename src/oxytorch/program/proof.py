@@ -144,9 +144,11 @@ def _form_of_batches(func: Any, args: tuple[Any, ...]) -> Tensor | None:
     batch = args[0].shape[0]
     if not isinstance(batch, torch.SymInt) or 0 in image or not batch > 0:
         return None
-    one = torch.empty_strided((batch.node.hint, *image), stride, dtype=args[0].dtype)
+    one = torch.empty_strided((batch.node.hint, *image), stride, dtype=args[0].dtype, device="cpu")
     found = func(one, *args[1:])
-    return torch.empty_strided((batch, *found.shape[1:]), found.stride(), dtype=found.dtype)
+    return torch.empty_strided(
+        (batch, *found.shape[1:]), found.stride(), dtype=found.dtype, device="cpu"
+    )
 
 
 def _is_whole(func: Any, args: tuple[Any, ...]) -> bool:

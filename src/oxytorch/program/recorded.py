@@ -278,13 +278,13 @@ class Graph:
             meta = tensor.meta["val"]
             if type(step.read) is bool and meta.dtype != torch.bool:
                 raise CaptureError("its code asks whether a number is zero")
-            self.required.append(torch.full(meta.shape, step.read, dtype=meta.dtype))
+            self.required.append(torch.full(meta.shape, step.read, dtype=meta.dtype, device="cpu"))
             copy = self.graph.call_function(_aten.clone.default, (tensor,))
             return self._with_meta(copy, meta)
         shape = tuple(tensor.meta["val"].shape)
         if tensor is other or shape != tuple(other.meta["val"].shape):
             raise CaptureError("its code compares a tensor with itself or one of another shape")
-        self.required.append(torch.tensor(step.read))
+        self.required.append(torch.tensor(step.read, device="cpu"))
         same = self.graph.call_function(_aten.eq.Tensor, (tensor, other))
         self._with_meta(same, torch.empty(shape, dtype=torch.bool, device="meta"))
         found = self.graph.call_function(_aten.all.default, (same,))
@@ -358,7 +358,7 @@ def _in_order(tensor: Tensor, form: tuple[Any, ...]) -> Tensor:
     shape, stride, dtype = form
     if tensor.stride() == stride or tensor.shape != shape or tensor.dtype != dtype:
         return tensor
-    return torch.empty_strided(shape, stride, dtype=dtype).copy_(tensor)
+    return torch.empty_strided(shape, stride, dtype=dtype, device="cpu").copy_(tensor)
 
 
 def _given(operator: Any, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

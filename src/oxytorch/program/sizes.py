@@ -275,7 +275,7 @@ class Symbols:
     def tensor(self, form: Form) -> Tensor:
         """A tensor of a form, under `mode`."""
         shape, stride = ([self.value(each) for each in own] for own in (form.shape, form.stride))
-        return torch.empty_strided(shape, stride, dtype=form.dtype)
+        return torch.empty_strided(shape, stride, dtype=form.dtype, device="cpu")
 
     def meta(self, form: Form) -> Tensor:
         """A tensor of a form, without values."""

@@ -37,11 +37,11 @@ def calibrated_codes(
     # Columns lie in rows here, so that each is one stretch of memory.
     left = weight.detach().float().t()[order].contiguous()
     round_column = _rounding(format, scales, zero_points)
-    rounded = torch.empty(left.shape, dtype=torch.uint8)
+    rounded = torch.empty(left.shape, dtype=torch.uint8, device="cpu")
     groups = (order // size).tolist()
     for begin in range(0, columns, _BLOCK):
         end = min(begin + _BLOCK, columns)
-        errors = torch.empty(end - begin, left.shape[1])
+        errors = torch.empty(end - begin, left.shape[1], device="cpu")
         for index in range(begin, end):
             column = left[index]
             rounded[index], values = round_column(column, groups[index])
@@ -49,7 +49,7 @@ def calibrated_codes(
             error /= factor[index, index]
             left[index + 1 : end].addr_(factor[index, index + 1 : end], error, alpha=-1)
         left[end:].addmm_(factor[begin:end, end:].t(), errors, alpha=-1)
-    codes = torch.empty(weight.shape, dtype=torch.uint8)
+    codes = torch.empty(weight.shape, dtype=torch.uint8, device="cpu")
     return codes.index_copy_(1, order, rounded.t())
 
 
@@ -77,7 +77,7 @@ def _inverse_factor(moments: Tensor) -> Tensor:
         damped.diagonal().add_(damping)
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
-            identity = torch.eye(len(moments))
+            identity = torch.eye(len(moments), device="cpu")
             inverse: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False)
             upper = inverse.flip(0, 1).contiguous()
             return upper

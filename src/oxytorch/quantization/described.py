@@ -95,5 +95,5 @@ def check_order(order: Tensor | None, columns: int) -> None:
     if order is None:
         return
     whole = order.dtype == torch.int64 and order.shape == (columns,)
-    if not whole or not torch.equal(order.sort().values, torch.arange(columns)):
+    if not whole or not torch.equal(order.sort().values, torch.arange(columns, device="cpu")):
         raise ValueError(f"expected order to hold each of {columns} inputs once")

@@ -168,9 +168,9 @@ def _bag_pays(module: Any, packed: Packed) -> bool:
 
     def calls(bags: int, length: int) -> Calls:
         sets, same = (cycle(_indices(rows, bags * length)) for _ in range(2))
-        offsets = torch.arange(0, bags * length, length)
+        offsets = torch.arange(0, bags * length, length, device="cpu")
         if module.include_last_offset:
-            offsets = torch.cat([offsets, torch.tensor([bags * length])])
+            offsets = torch.cat([offsets, torch.tensor([bags * length], device="cpu")])
         return lambda: floating(next(sets), offsets), lambda: ours(next(same), offsets)
 
     dtype = plain["weight"].dtype
@@ -180,7 +180,9 @@ def _bag_pays(module: Any, packed: Packed) -> bool:
 
 def _indices(rows: int, count: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randint(rows, (count,), generator=generator) for _ in range(LOOK_UPS)]
+    return [
+        torch.randint(rows, (count,), generator=generator, device="cpu") for _ in range(LOOK_UPS)
+    ]
 
 
 def install_other(

@@ -166,7 +166,8 @@ def _outputs(calls: ProgramCalls, given: Sequence[Any]) -> Batch:
     """The results of a program, whose rows are those of its inputs."""
     rows = len(given[0])
     tensors = [
-        torch.as_tensor(numpy.stack([numpy.asarray(each) for each in column])) for column in given
+        torch.as_tensor(numpy.stack([numpy.asarray(each) for each in column]), device="cpu")
+        for column in given
     ]
     expected = [getattr(each, "dtype", torch.int64) for each in calls.varying]
     with torch.inference_mode():

@@ -114,7 +114,9 @@ def numbers(*size: int, dtype: torch.dtype | None = None) -> Tensor:
     """Numbers in [0, 1), which leave torch's generator of random numbers as it is; many are few
     again and again."""
     count = math.prod(size)
-    drawn = torch.rand(min(count, DRAWN), generator=torch.Generator().manual_seed(0)).to(dtype)
+    drawn = torch.rand(
+        min(count, DRAWN), generator=torch.Generator().manual_seed(0), device="cpu"
+    ).to(dtype)
     return drawn.repeat(-(-count // DRAWN))[:count].view(size)
 
 
@@ -189,7 +191,7 @@ def hold_heap() -> None:
     """Called before times are taken."""
     global _heap_end
     if _heap_users and _heap_end is None:
-        blocks = [torch.zeros(BLOCK, dtype=torch.uint8) for _ in range(HEAP // BLOCK)]
+        blocks = [torch.zeros(BLOCK, dtype=torch.uint8, device="cpu") for _ in range(HEAP // BLOCK)]
         _heap_end = blocks[-1]
 
 
@@ -270,7 +272,7 @@ def seconds_of(key: Hashable, make: Callable[[], Sequence[Callable[[], Any]]]) -
 
 def _quartiles(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
     hold_heap()
-    between = torch.zeros(torch.get_num_threads() << 16)
+    between = torch.zeros(torch.get_num_threads() << 16, device="cpu")
     taken: list[list[float]] = [[] for _ in calls]
     before = [0.0] * len(calls)
     timed = [*range(len(calls))]
@@ -338,7 +340,9 @@ def _ratio_of(key: Hashable, both: Calls) -> float:
 def _ratio(plain: Callable[[], Tensor], packed: Callable[[], Tensor]) -> float:
     """The packed layer's time divided by torch's: the median of turns."""
     hold_heap()
-    between = torch.zeros(torch.get_num_threads() << 16)  # large enough for all threads
+    between = torch.zeros(
+        torch.get_num_threads() << 16, device="cpu"
+    )  # large enough for all threads
     ratios: list[float] = []
     calls, least = 1, math.inf
     began = time.perf_counter()

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
+from ..core.modes import has_function_modes
+
 _DEVICES = ("cpu", "cuda", "xpu")
 
 
@@ -21,7 +23,7 @@ def is_followed() -> bool:
         torch.compiler.is_compiling()
         or torch._C._is_tracing()
         or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
+        or has_function_modes()
         or forward_ad._current_level >= 0
         or torch._C._functorch.maybe_current_level() is not None
     )

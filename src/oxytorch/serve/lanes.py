@@ -112,12 +112,12 @@ class FusedLanes:
         return lane
 
     def read(self, lane: Lane, tokens: Sequence[int]) -> Tensor:
-        logits = self.model.step(torch.tensor([tokens]), self._cache(lane))
+        logits = self.model.step(torch.tensor([tokens], device="cpu"), self._cache(lane))
         lane.tokens += tokens
         return logits[:, -1]
 
     def step(self, lanes: Sequence[Lane], tokens: Sequence[int]) -> Tensor:
-        columns = torch.tensor(tokens)[:, None]
+        columns = torch.tensor(tokens, device="cpu")[:, None]
         # One sequence alone runs as `llm.generate` runs it, without Python between its operators.
         logits = self._single[lanes[0].slot](columns) if len(lanes) == 1 else None
         if logits is None:
@@ -181,7 +181,7 @@ class PlainLanes:
 
     def read(self, lane: Lane, tokens: Sequence[int]) -> Tensor:
         run: Run = lane.state
-        logits = run.step(torch.tensor([tokens]), every=False)
+        logits = run.step(torch.tensor([tokens], device="cpu"), every=False)
         lane.tokens += tokens
         return logits[:, -1]
 

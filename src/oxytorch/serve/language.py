@@ -185,7 +185,7 @@ class Language:
         for sequence in job.sequences:  # once every prompt is known to fit
             sequence.processor = processor_of(
                 self.model,
-                torch.tensor([sequence.prompt]),
+                torch.tensor([sequence.prompt], device="cpu"),
                 None,
                 sequence.most,
                 sorted(self._ends),

@@ -116,7 +116,7 @@ class ProgramCalls:
             raise ApiError(400, str(error), param="inputs") from error
         found = self.model.interface.results.take_apart(result, "the result")
         numbers = (bool, int, float, Tensor)
-        return [torch.as_tensor(each) for each in found if isinstance(each, numbers)]
+        return [torch.as_tensor(each, device="cpu") for each in found if isinstance(each, numbers)]
 
     def _joined(self, calls: Sequence[Call]) -> list[list[Tensor]] | None:
         """The results of calls as one; None where a result has other rows than the inputs."""
@@ -191,7 +191,7 @@ def _value(given: Given, expected: TensorInput | SizeInput) -> Tensor | int:
     if wrong is not None:
         raise ApiError(400, f"{given.name}: {wrong!r} is no {given.datatype}", param="inputs")
     try:
-        tensor = torch.tensor(flat, dtype=dtype).view(given.shape)
+        tensor = torch.tensor(flat, dtype=dtype, device="cpu").view(given.shape)
     except (RuntimeError, OverflowError) as error:
         raise ApiError(400, f"{given.name}: {error}", param="inputs") from error
     if isinstance(expected, SizeInput):

@@ -39,7 +39,7 @@ class Pooling:
         elif self.mode == "cls":
             found = hidden[:, 0]
         else:
-            found = hidden[torch.arange(len(hidden)), mask.sum(1) - 1]
+            found = hidden[torch.arange(len(hidden), device="cpu"), mask.sum(1) - 1]
         return F.normalize(found, dim=-1) if self.normalized else found
 
 
@@ -145,7 +145,8 @@ class Reader:
                 [
                     text[name] + [self.padding if name == "input_ids" else 0] * _short(text, width)
                     for text in texts
-                ]
+                ],
+                device="cpu",
             )
             for name in texts[0]
         }

@@ -82,7 +82,7 @@ class Sequence:
         """
         scores = logits
         if self.processor is not None:
-            seen = torch.tensor([self.prompt + self.new])
+            seen = torch.tensor([self.prompt + self.new], device="cpu")
             scores = self.processor(seen, logits.to(torch.float32, copy=True))
         if self.new and (self.presence_penalty or self.frequency_penalty):
             scores = self._penalized(scores)
@@ -111,8 +111,8 @@ class Sequence:
     def _penalized(self, scores: Tensor) -> Tensor:
         """OpenAI's penalties: subtracted for each new token that occurred, and for each time."""
         counts = Counter(self.new)
-        tokens = torch.tensor([list(counts)])
-        times = torch.tensor([list(counts.values())], dtype=torch.float32)
+        tokens = torch.tensor([list(counts)], device="cpu")
+        times = torch.tensor([list(counts.values())], dtype=torch.float32, device="cpu")
         taken = self.presence_penalty + self.frequency_penalty * times
         return scores.float().scatter_add(1, tokens, -taken)
 

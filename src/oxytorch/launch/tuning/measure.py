@@ -114,8 +114,8 @@ def _value(wanted: Input, sizes: list[int] | None) -> Any:
         )
     sizes = [size or 0 for size in shape] if sizes is None else sizes
     if wanted.dtype.is_floating_point or wanted.dtype.is_complex:
-        return torch.randn(sizes, dtype=torch.float32).to(wanted.dtype)
-    return torch.ones(sizes, dtype=wanted.dtype)
+        return torch.randn(sizes, dtype=torch.float32, device="cpu").to(wanted.dtype)
+    return torch.ones(sizes, dtype=wanted.dtype, device="cpu")
 
 
 def _sizes(text: str) -> tuple[str, list[int]]:

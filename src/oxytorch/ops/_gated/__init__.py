@@ -25,5 +25,5 @@ def pairs(dtype: torch.dtype, size: str) -> Iterator[tuple[str, Tensor, Tensor]]
         gate, up = joined.chunk(2, dim=-1)
         yield "5x33-joined", gate, up
         yield "4x3-transposed", values(3, 4, dtype=dtype).t(), values(3, 4, dtype=dtype).t()
-        steep = torch.linspace(-14, 14, 200, dtype=torch.float32).to(dtype)
-        yield "200-steep", steep, torch.ones(200, dtype=dtype)
+        steep = torch.linspace(-14, 14, 200, dtype=torch.float32, device="cpu").to(dtype)
+        yield "200-steep", steep, torch.ones(200, dtype=dtype, device="cpu")

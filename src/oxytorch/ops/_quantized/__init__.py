@@ -90,7 +90,7 @@ def result_of(
 
 def random_bytes(*shape: int, dtype: torch.dtype) -> Tensor:
     """Bytes of any value."""
-    return torch.randint(256, shape, dtype=torch.uint8).view(dtype)
+    return torch.randint(256, shape, dtype=torch.uint8, device="cpu").view(dtype)
 
 
 def sample_numbers(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, float | None, int]:

@@ -67,7 +67,9 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
 
 
 def _special(dtype: torch.dtype, calls: list[tuple[str, list[float]]]) -> Iterator[Sample]:
-    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -1e-6, -30, -100])
+    x = torch.tensor(
+        [float("nan"), float("inf"), -float("inf"), 0.0, -1e-6, -30, -100], device="cpu"
+    )
     for name, numbers in calls:
         yield Sample(f"special-{name}-{sum(numbers)}", (x.repeat(40).to(dtype), name, numbers))
 

@@ -56,7 +56,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     if size == "test":
         x, residual = values(3, 33, dtype=dtype), values(3, 33, dtype=dtype)
         yield Sample("3x33-plain", (x, residual))
-        wide = (torch.randn(33), torch.randn(33))
+        wide = (torch.randn(33, device="cpu"), torch.randn(33, device="cpu"))
         yield Sample("3x33-wide_weight", (x, residual, *wide), {"eps": 0.5})
 
 

@@ -51,7 +51,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     if size == "test":
         x, residual = values(3, 33, dtype=dtype), values(3, 33, dtype=dtype)
         yield Sample("3x33-no_weight", (x, residual))
-        yield Sample("3x33-wide_weight", (x, residual, torch.randn(33)), {"eps": 0.5})
+        yield Sample("3x33-wide_weight", (x, residual, torch.randn(33, device="cpu")), {"eps": 0.5})
 
 
 def cost(x: Tensor, return_total: bool, **rest: object) -> Cost:

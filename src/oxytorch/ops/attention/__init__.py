@@ -91,7 +91,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         yield Sample(shape_name(shape), inputs(*shape))
     yield Sample("2x6x9x140x16-grouped", inputs(2, 6, 9, 140, 16, key_heads=2))
     q, k, v = inputs(2, 3, 9, 140, 24)
-    kept = torch.rand(2, 1, 1, 140) > 0.3
+    kept = torch.rand(2, 1, 1, 140, device="cpu") > 0.3
     kept[..., 0] = True
     added = values(2, 3, 9, 140, dtype=dtype)
     yield Sample("2x3x9x140x24-kept", (q, k, v, kept))

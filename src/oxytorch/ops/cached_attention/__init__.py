@@ -153,10 +153,13 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
             shape = f"2x{heads}x{length}x{start}x{dim}-{name}"
             yield Sample(shape, _inputs(dtype, cache, 2, heads, kv_heads, length, start, dim))
     args = _inputs(dtype, narrow, 2, 4, 2, 3, 50, 32)
-    angles = torch.rand(2, 3, 12).repeat(1, 1, 2) * 6.2831853
+    angles = torch.rand(2, 3, 12, device="cpu").repeat(1, 1, 2) * 6.2831853
     turned: dict[str, object] = {"cos": angles.cos().to(dtype), "sin": angles.sin().to(dtype)}
-    norms: dict[str, object] = {"query_norm": torch.rand(32) + 0.5, "key_norm": torch.rand(32)}
-    kept = torch.rand(2, 1, 3, 53) > 0.4
+    norms: dict[str, object] = {
+        "query_norm": torch.rand(32, device="cpu") + 0.5,
+        "key_norm": torch.rand(32, device="cpu"),
+    }
+    kept = torch.rand(2, 1, 3, 53, device="cpu") > 0.4
     kept[0, :, 1] = False
     shape = "2x4x3x50x32"
     yield Sample(shape + "-rotated", args, turned)
@@ -168,10 +171,16 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     yield Sample(shape + "-window", args, {"window": 9})
     yield Sample(shape + "-softcap", args, {"softcap": 2.0, "scale": 0.3})
     yield Sample(shape + "-sinks", args, {"sinks": values(4, dtype=dtype), "mask": kept})
-    yield Sample(shape + "-start_tensor", (*args[:5], 30), {"start_tensor": torch.tensor([20])})
-    starts = {"start_tensor": torch.tensor([20, 3])}
+    yield Sample(
+        shape + "-start_tensor", (*args[:5], 30), {"start_tensor": torch.tensor([20], device="cpu")}
+    )
+    starts = {"start_tensor": torch.tensor([20, 3], device="cpu")}
     yield Sample(shape + "-start_tensors", (*args[:5], 30), {**starts, **turned, "window": 9})
-    rows: dict[str, object] = {**starts, "cache_rows": torch.tensor([1, 0]), "mask": kept}
+    rows: dict[str, object] = {
+        **starts,
+        "cache_rows": torch.tensor([1, 0], device="cpu"),
+        "mask": kept,
+    }
     yield Sample(shape + "-cache_rows", (*args[:5], 30), rows)
     yield Sample("2x4x0x50x32", _inputs(dtype, narrow, 2, 4, 2, 0, 50, 32))
 

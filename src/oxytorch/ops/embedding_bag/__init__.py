@@ -49,8 +49,8 @@ def embedding_bag(
 
 def bag_offsets(count: int, bags: int) -> Tensor:
     """Offsets of bags of unequal length, some of them empty, over `count` indices."""
-    inner = torch.randint(0, count + 1, (max(bags - 1, 0),)).sort().values
-    return torch.cat((torch.zeros(min(bags, 1), dtype=torch.int64), inner))
+    inner = torch.randint(0, count + 1, (max(bags - 1, 0),), device="cpu").sort().values
+    return torch.cat((torch.zeros(min(bags, 1), dtype=torch.int64, device="cpu"), inner))
 
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
@@ -64,26 +64,28 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
             if size == "cache"
             else (1024 * MEBI // row_bytes, 320 * MEBI // row_bytes)
         )
-        weight = torch.empty(rows, dim, dtype=dtype).fill_(0.5)
-        indices = torch.randint(0, rows, (reads // length * length,))
-        offsets = torch.arange(0, indices.numel(), length)
+        weight = torch.empty(rows, dim, dtype=dtype, device="cpu").fill_(0.5)
+        indices = torch.randint(0, rows, (reads // length * length,), device="cpu")
+        offsets = torch.arange(0, indices.numel(), length, device="cpu")
         yield Sample(f"{rows}x{dim}-{length}", (weight, indices, offsets))
         return
     for dim in (1, 3, 8, 16, 17, 33, 64, 128, 200):
-        indices = torch.randint(0, 50, (30,))
+        indices = torch.randint(0, 50, (30,), device="cpu")
         yield Sample(f"50x{dim}", (values(50, dim, dtype=dtype), indices, bag_offsets(30, 9)))
     weight = values(50, 40, dtype=dtype)
-    indices, offsets = torch.randint(0, 50, (30,)), bag_offsets(30, 9)
+    indices, offsets = torch.randint(0, 50, (30,), device="cpu"), bag_offsets(30, 9)
     yield Sample("50x40-mean", (weight, indices, offsets, "mean"))
     yield Sample("50x40-int32", (weight, indices.int(), offsets.int()))
     scales = values(30, dtype=dtype)
     yield Sample("50x40-weighted", (weight, indices, offsets, "sum", scales))
-    ends = torch.cat((offsets, torch.tensor([30])))
+    ends = torch.cat((offsets, torch.tensor([30], device="cpu")))
     yield Sample("50x40-last_offset", (weight, indices, ends, "mean", None, True))
     yield Sample("50x40-two_dimensional", (weight, indices.view(6, 5)))
     yield Sample("50x40-strided_rows", (values(50, 80, dtype=dtype)[:, :40], indices, offsets))
     yield Sample("50x40-no_bag", (weight, indices[:0], offsets[:0]))
-    yield Sample("50x40-empty_bags", (weight, indices[:0], torch.zeros(3, dtype=torch.int64)))
+    yield Sample(
+        "50x40-empty_bags", (weight, indices[:0], torch.zeros(3, dtype=torch.int64, device="cpu"))
+    )
 
 
 def cost(

@@ -23,7 +23,7 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     Raises RuntimeError if a dtype or device does not fit.
     """
     if not tensors:
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
     norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total if tensors[0].dtype == torch.float64 else total.float()

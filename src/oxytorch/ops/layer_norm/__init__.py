@@ -45,7 +45,11 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         x, bias = values(3, 33, dtype=dtype), values(33, dtype=dtype)
         yield Sample("3x33-plain", (x,))
         yield Sample("3x33-no_weight", (x, None, bias))
-        yield Sample("3x33-wide_weight", (x, torch.randn(33), torch.randn(33)), {"eps": 0.5})
+        yield Sample(
+            "3x33-wide_weight",
+            (x, torch.randn(33, device="cpu"), torch.randn(33, device="cpu")),
+            {"eps": 0.5},
+        )
         # The mean is far larger than the spread: a variance from squares alone would be lost.
         yield Sample("3x100-far_mean", (values(3, 100, dtype=dtype) + 100, None, None))
 

@@ -22,10 +22,10 @@ def _up(count: int, size: int) -> int:
 
 
 def _table(tiles: Iterable[int]) -> Tensor:
-    counts = torch.tensor(list(tiles), dtype=torch.int64)
-    tensor = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    counts = torch.tensor(list(tiles), dtype=torch.int64, device="cpu")
+    tensor = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
     first = torch.cumsum(counts, 0) - counts
-    return torch.stack([tensor, torch.arange(len(tensor)) - first[tensor]], 1).int()
+    return torch.stack([tensor, torch.arange(len(tensor), device="cpu") - first[tensor]], 1).int()
 
 
 def _matrices(shape: Sequence[int]) -> int:

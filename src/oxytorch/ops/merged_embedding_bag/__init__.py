@@ -48,13 +48,18 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
             if size == "cache"
             else (1024 * MEBI // tables // row_bytes, 160 * MEBI // tables // row_bytes)
         )
-        weights = [torch.empty(rows, dim, dtype=dtype).fill_(0.5) for _ in range(tables)]
-        indices = [torch.randint(0, rows, (bags,)) for _ in range(tables)]
-        yield Sample(f"{tables}x{rows}x{dim}", (weights, indices, [torch.arange(bags)] * tables))
+        weights = [
+            torch.empty(rows, dim, dtype=dtype, device="cpu").fill_(0.5) for _ in range(tables)
+        ]
+        indices = [torch.randint(0, rows, (bags,), device="cpu") for _ in range(tables)]
+        yield Sample(
+            f"{tables}x{rows}x{dim}",
+            (weights, indices, [torch.arange(bags, device="cpu")] * tables),
+        )
         return
     for dim in (1, 8, 16, 17, 33, 128):
         weights = [values(rows, dim, dtype=dtype) for rows in (5, 50, 9)]
-        indices = [torch.randint(0, rows, (20,)) for rows in (5, 50, 9)]
+        indices = [torch.randint(0, rows, (20,), device="cpu") for rows in (5, 50, 9)]
         offsets = [bag_offsets(20, 7) for _ in range(3)]
         yield Sample(f"3x{dim}", (weights, indices, offsets))
     yield Sample("3x128-mean", (weights, indices, offsets, "mean"))

@@ -212,12 +212,14 @@ def _sample(
     ]
     gate_up = Experts.of(gates)
     down = Experts.of([weight(hidden, inner) for _ in range(experts)])
-    indices = torch.stack([torch.randperm(experts)[:chosen] for _ in range(max(tokens, 1))])
+    indices = torch.stack(
+        [torch.randperm(experts, device="cpu")[:chosen] for _ in range(max(tokens, 1))]
+    )
     return Sample(
         f"{tokens}x{chosen}-{experts}x{hidden}x{inner}-{format}-{epilogue}-{activation_dtype}",
         (
             values(tokens, hidden, dtype=dtype),
-            torch.rand(tokens, chosen).to(dtype),
+            torch.rand(tokens, chosen, device="cpu").to(dtype),
             indices[:tokens],
             format,
             *gate_up.tensors,

@@ -75,7 +75,7 @@ def optimizer_step(
         return
     count = len(parameters)
     if sums is None:
-        sums = torch.zeros(count, SUMS, dtype=torch.float64)
+        sums = torch.zeros(count, SUMS, dtype=torch.float64, device="cpu")
     factor = gradient_factor if gradient_scale is None else gradient_factor / gradient_scale.item()
     for index, parameter in enumerate(parameters):
         step = steps[index].item() + (phase != UPDATE) if steps else 0.0
@@ -145,9 +145,12 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     narrow = _call("adam", ("amsgrad",), dtype, state_dtype=torch.bfloat16)
     streams = {"rng_streams": [*range(5, 5 + len(adam["parameters"]))], "seed": 7}
     yield Sample("adam-stochastic", (), narrow | streams | {"stochastic": True})
-    scaled = {"gradient_scale": torch.tensor(8.0), "found_inf": torch.tensor(0.0)}
+    scaled = {
+        "gradient_scale": torch.tensor(8.0, device="cpu"),
+        "found_inf": torch.tensor(0.0, device="cpu"),
+    }
     yield Sample("adam-scaled", (), adam | scaled | {"gradient_factor": -0.5})
-    factored = {"scales": [torch.rand(1, 1) + 0.5 for _ in adam["parameters"]]}
+    factored = {"scales": [torch.rand(1, 1, device="cpu") + 0.5 for _ in adam["parameters"]]}
     for name in ("parameters", "gradients", "states"):
         factored[name] = [tensor[None] for tensor in adam[name][-len(adam["parameters"]) :]]
     plain = _call("adafactor", ("is_factored",), dtype)
@@ -168,12 +171,16 @@ def _call(
         "low_bits": [],
         "gradients": [values(size, dtype=dtype) for size in sizes],
         "states": [
-            (torch.rand(size) + 1 if is_magnitude else torch.randn(size) / 8).to(state_dtype)
+            (
+                torch.rand(size, device="cpu") + 1
+                if is_magnitude
+                else torch.randn(size, device="cpu") / 8
+            ).to(state_dtype)
             for is_magnitude in kinds
             for size in sizes
         ],
         "scales": [],
-        "steps": [torch.tensor(2.0) for _ in sizes],
+        "steps": [torch.tensor(2.0, device="cpu") for _ in sizes],
         "rng_streams": [],
         "rule": rule,
         "hyper": [_HYPER.get(name, float(name in flags)) for name in reference.hyper_of(rule)],

@@ -99,7 +99,11 @@ def encode(values: Tensor, signed: bool, noise: Tensor | None = None) -> tuple[T
     round_up = (1 << shift) - 1
     largest = magnitude.amax(1, keepdim=True).clamp(max=_LARGEST)
     bounds = largest + round_up & ~round_up
-    added = torch.tensor(1 << shift - 1) if noise is None else _blocks(noise >> 32 - shift)
+    added = (
+        torch.tensor(1 << shift - 1, device="cpu")
+        if noise is None
+        else _blocks(noise >> 32 - shift)
+    )
     # Sums of bits may pass 2^31, as they do without a sign in the kernel.
     code = ((magnitude.long() + added) >> shift) - ((bounds >> shift) - last)
     code = code.clamp(0 if signed else 1, last)
@@ -114,7 +118,7 @@ def noise(count: int, key: int) -> Tensor:
 
     A Weyl sequence that starts at `key`.
     """
-    return (torch.arange(count) * 0x9E3779B9 + key) & 0xFFFFFFFF
+    return (torch.arange(count, device="cpu") * 0x9E3779B9 + key) & 0xFFFFFFFF
 
 
 def round_at_random(values: Tensor, key: int) -> Tensor:

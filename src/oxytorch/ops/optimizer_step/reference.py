@@ -86,7 +86,7 @@ class Update:
             if self._low_bits is None
             else formats.join(parameter, self._low_bits)
         )
-        self._scales = scales or [torch.empty(0)] * len(states)
+        self._scales = scales or [torch.empty(0, device="cpu")] * len(states)
 
     def run(self, hyper: Sequence[float], step: float, sums: Tensor, phase: int) -> None:
         """One sweep or both; sums: float64 [SUMS], of a rule with norms."""
@@ -157,7 +157,7 @@ def _named(rule: str, hyper: Sequence[float], step: float) -> dict[str, float]:
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:
-    return torch.tensor(value, dtype=dtype).item()
+    return torch.tensor(value, dtype=dtype, device="cpu").item()
 
 
 def _widened(tensor: Tensor) -> Tensor:

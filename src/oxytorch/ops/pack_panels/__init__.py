@@ -43,9 +43,9 @@ def values_and_format(size: str) -> Iterator[tuple[str, Tensor, str, bool]]:
         for out, inputs, gated in shapes[size]:
             if format in CODES:
                 most = FORMATS[format].largest_code
-                values = torch.randint(most + 1, (out, inputs), dtype=torch.uint8)
+                values = torch.randint(most + 1, (out, inputs), dtype=torch.uint8, device="cpu")
             else:
-                values = torch.randn(out, inputs).to(PLAIN[format])
+                values = torch.randn(out, inputs, device="cpu").to(PLAIN[format])
             yield f"{format}-{out}x{inputs}" + "-gated" * gated, values, format, gated
 
 

@@ -40,10 +40,10 @@ def recovered(
     """
     kind = FORMATS[format]
     grouped = torch.unflatten(values, 1, (-1, group_size)).flatten(0, 1)
-    codes = torch.zeros(grouped.shape, dtype=torch.uint8)
-    scales = torch.zeros(len(grouped))
-    zero_points = torch.zeros(len(grouped), dtype=torch.uint8)
-    found = torch.zeros(len(grouped), dtype=torch.bool)
+    codes = torch.zeros(grouped.shape, dtype=torch.uint8, device="cpu")
+    scales = torch.zeros(len(grouped), device="cpu")
+    zero_points = torch.zeros(len(grouped), dtype=torch.uint8, device="cpu")
+    found = torch.zeros(len(grouped), dtype=torch.bool, device="cpu")
     wide = grouped.float()
     left = wide.any(1)
     sample = wide[:, :: max(1, group_size // _SAMPLE)].contiguous()

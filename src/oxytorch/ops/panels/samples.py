@@ -93,17 +93,17 @@ def weight_of_codes(
 ) -> PanelWeight:
     if not FORMATS[format].has_codes:
         return PanelWeight.from_dense(
-            torch.randn(out_features, in_features) / in_features**0.5, format
+            torch.randn(out_features, in_features, device="cpu") / in_features**0.5, format
         )
     groups = in_features // group_size if group_size else 1
     most = FORMATS[format].largest_code + 1
     # Results of about 1, as those of a trained layer.
-    codes = torch.randint(most, (out_features, in_features), dtype=torch.uint8)
+    codes = torch.randint(most, (out_features, in_features), dtype=torch.uint8, device="cpu")
     has_floats = FORMATS[format].floats is not None
     if has_floats:
         codes[codes & 0x7F == 0x7F] = 0  # NaN
-    scales = (torch.rand(out_features, groups) + 0.1) / most / in_features**0.5
+    scales = (torch.rand(out_features, groups, device="cpu") + 0.1) / most / in_features**0.5
     zero_points = None
     if asymmetric and FORMATS[format].middle is not None:
-        zero_points = torch.randint(most, (out_features, groups), dtype=torch.uint8)
+        zero_points = torch.randint(most, (out_features, groups), dtype=torch.uint8, device="cpu")
     return PanelWeight.from_codes(format, codes, scales, zero_points, exact_scales=has_floats)

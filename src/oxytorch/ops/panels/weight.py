@@ -422,7 +422,7 @@ def _joined(parts: Sequence[Tensor], alternating: bool = False) -> Tensor:
     if dtype == torch.uint8 and parts[0].dim() == 2:
         result = empty_bytes(shape[0] * shape[1]).view(shape)
     else:
-        result = torch.empty(shape, dtype=dtype)
+        result = torch.empty(shape, dtype=dtype, device="cpu")
     begin = 0
     for index, part in enumerate(parts):
         if alternating:

@@ -116,7 +116,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
 
 def _of_bytes() -> Iterator[Sample]:
     for shape, kernel, stride, padding, dilation, dtype in _BYTES:
-        x = channels_last(torch.randint(256, shape, dtype=torch.uint8).view(dtype))
+        x = channels_last(torch.randint(256, shape, dtype=torch.uint8, device="cpu").view(dtype))
         dims = len(kernel)
         geometry = [stride] * dims, [padding] * 2 * dims, [dilation] * dims
         name = f"{shape_name(shape)}-max-{str(dtype).removeprefix('torch.')}"

@@ -42,7 +42,9 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         rest = (1 / 32, 3, "int8") if index % 2 else (0.023, 120, "uint8")
         yield Sample(f"{shape_name(shape)}-{rest[2]}", (x, *rest))
     if size == "test":
-        special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.5, 1.5, 2.5, -0.5])
+        special = torch.tensor(
+            [float("nan"), float("inf"), -float("inf"), 0.5, 1.5, 2.5, -0.5], device="cpu"
+        )
         yield Sample("special", (special.to(dtype), 1.0, 3, "int8"))
 
 

@@ -93,7 +93,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     """
     if size != "test":
         shape = (256, 512) if size == "cache" else (4096, 8192)
-        yield Sample("int4", (torch.randn(shape).to(dtype), "int4", 128, True, True))
+        yield Sample("int4", (torch.randn(shape, device="cpu").to(dtype), "int4", 128, True, True))
         return
     for format in CODES:
         kinds = (True, False) if FORMATS[format].middle is not None else (True,)
@@ -114,10 +114,10 @@ def _multiples(format: str, symmetric: bool, rows: int, groups: int, group_size:
         values = values[values.isfinite()].sort().values
     elif symmetric:
         largest = FORMATS[format].largest_code // 2
-        values = torch.arange(-largest, largest + 1.0)
+        values = torch.arange(-largest, largest + 1.0, device="cpu")
     else:
-        values = torch.arange(FORMATS[format].largest_code + 1.0) - 3
-    chosen = torch.randint(len(values), (rows, groups, group_size))
+        values = torch.arange(FORMATS[format].largest_code + 1.0, device="cpu") - 3
+    chosen = torch.randint(len(values), (rows, groups, group_size), device="cpu")
     chosen[..., 0], chosen[..., 1] = 0, len(values) - 1
     return (values[chosen] / 64).flatten(1)
 

@@ -180,9 +180,11 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         calls = (((images, 64, side, side), 64, (3, 3), 1, 1, 1, 1, large, True, "relu"),)
     for shape, out, kernel, stride, padding, dilation, groups, kinds, has_bias, epilogue in calls:
         x = sample_numbers(shape, NUMBERS[kinds[0]])
-        weight = torch.randint(-128, 128, (out, shape[1] // groups, *kernel), dtype=torch.int8)
-        scales = (torch.rand(out) + 0.1) / 64 / weight[0].numel() ** 0.5
-        bias = torch.randn(out) if has_bias else None
+        weight = torch.randint(
+            -128, 128, (out, shape[1] // groups, *kernel), dtype=torch.int8, device="cpu"
+        )
+        scales = (torch.rand(out, device="cpu") + 0.1) / 64 / weight[0].numel() ** 0.5
+        bias = torch.randn(out, device="cpu") if has_bias else None
         geometry = sample_geometry(kernel, stride, padding, dilation)
         added: tuple[Tensor | None, float | None, int] = None, None, 0
         if epilogue in ADDED:

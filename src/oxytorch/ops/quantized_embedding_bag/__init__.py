@@ -99,27 +99,33 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         dim, length = 128, 20
         rows = (MEBI // 4 if size == "cache" else 1024 * MEBI) // (dim + ROW_END)
         reads = (MEBI // 2 if size == "cache" else 160 * MEBI) // (dim + ROW_END)
-        weight = pack_rows(torch.full((rows, dim), 0.5))
-        indices = torch.randint(0, rows, (reads // length * length,))
+        weight = pack_rows(torch.full((rows, dim), 0.5, device="cpu"))
+        indices = torch.randint(0, rows, (reads // length * length,), device="cpu")
         yield Sample(
-            f"{rows}x{dim}-{length}", (weight, indices, torch.arange(0, len(indices), length)), name
+            f"{rows}x{dim}-{length}",
+            (weight, indices, torch.arange(0, len(indices), length, device="cpu")),
+            name,
         )
         return
     for dim in (1, 3, 8, 16, 17, 33, 64, 128, 200):
-        indices = torch.randint(0, 50, (30,))
-        weight = pack_rows(torch.randn(50, dim))
+        indices = torch.randint(0, 50, (30,), device="cpu")
+        weight = pack_rows(torch.randn(50, dim, device="cpu"))
         yield Sample(f"50x{dim}", (weight, indices, bag_offsets(30, 9)), name)
-    weight = pack_rows(torch.randn(50, 40))
-    indices, offsets = torch.randint(0, 50, (30,)), bag_offsets(30, 9)
+    weight = pack_rows(torch.randn(50, 40, device="cpu"))
+    indices, offsets = torch.randint(0, 50, (30,), device="cpu"), bag_offsets(30, 9)
     yield Sample("50x40-mean", (weight, indices, offsets, "mean"), name)
     yield Sample("50x40-int32", (weight, indices.int(), offsets.int()), name)
     scales = values(30, dtype=torch.float32)
     yield Sample("50x40-weighted", (weight, indices, offsets, "sum", scales), name)
-    ends = torch.cat((offsets, torch.tensor([30])))
+    ends = torch.cat((offsets, torch.tensor([30], device="cpu")))
     yield Sample("50x40-last_offset", (weight, indices, ends, "mean", None, True), name)
     yield Sample("50x40-two_dimensional", (weight, indices.view(6, 5)), name)
     yield Sample("50x40-no_bag", (weight, indices[:0], offsets[:0]), name)
-    yield Sample("50x40-empty_bags", (weight, indices[:0], torch.zeros(3, dtype=torch.int64)), name)
+    yield Sample(
+        "50x40-empty_bags",
+        (weight, indices[:0], torch.zeros(3, dtype=torch.int64, device="cpu")),
+        name,
+    )
 
 
 def cost(

@@ -112,10 +112,10 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         calls = ((1, out, inputs, "uint8", None, None, True, "none"),)
     for rows, out, inputs, x_dtype, other_dtype, out_dtype, has_bias, epilogue in calls:
         x = sample_numbers((rows, inputs), NUMBERS[x_dtype] if x_dtype else dtype)
-        weight = torch.randint(-128, 128, (out, inputs), dtype=torch.int8)
-        scales = padded((torch.rand(out) + 0.1) / 64 / inputs**0.5)
+        weight = torch.randint(-128, 128, (out, inputs), dtype=torch.int8, device="cpu")
+        scales = padded((torch.rand(out, device="cpu") + 0.1) / 64 / inputs**0.5)
         panels, sums = pack_weight(weight)
-        bias = torch.randn(out) if has_bias else None
+        bias = torch.randn(out, device="cpu") if has_bias else None
         other: tuple[Tensor | None, float | None, int] = None, None, 0
         if epilogue in ADDED:
             other = sample_numbers((rows, out), NUMBERS[other_dtype] if other_dtype else dtype)

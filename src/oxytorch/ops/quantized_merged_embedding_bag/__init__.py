@@ -46,14 +46,14 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         tables, dim, length = 26, 128, 10
         rows = (MEBI // 2 if size == "cache" else 1024 * MEBI) // tables // (dim + ROW_END)
         bags = (MEBI // 4 if size == "cache" else 160 * MEBI) // tables // length // (dim + ROW_END)
-        weights = [pack_rows(torch.full((rows, dim), 0.5)) for _ in range(tables)]
-        indices = [torch.randint(0, rows, (bags * length,)) for _ in range(tables)]
-        begins = torch.arange(0, bags * length, length)
+        weights = [pack_rows(torch.full((rows, dim), 0.5, device="cpu")) for _ in range(tables)]
+        indices = [torch.randint(0, rows, (bags * length,), device="cpu") for _ in range(tables)]
+        begins = torch.arange(0, bags * length, length, device="cpu")
         yield Sample(f"{tables}x{rows}x{dim}", (weights, indices, [begins] * tables), name)
         return
     for dim in (1, 8, 16, 17, 33, 128):
-        weights = [pack_rows(torch.randn(rows, dim)) for rows in (5, 50, 9)]
-        indices = [torch.randint(0, rows, (20,)) for rows in (5, 50, 9)]
+        weights = [pack_rows(torch.randn(rows, dim, device="cpu")) for rows in (5, 50, 9)]
+        indices = [torch.randint(0, rows, (20,), device="cpu") for rows in (5, 50, 9)]
         offsets = [bag_offsets(20, 7) for _ in range(3)]
         yield Sample(f"3x{dim}", (weights, indices, offsets), name)
     yield Sample("3x128-mean", (weights, indices, offsets, "mean"), name)

@@ -39,7 +39,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     if size == "test":
         x = values(3, 33, dtype=dtype)
         yield Sample("3x33-no_weight", (x,))
-        yield Sample("3x33-wide_weight", (x, torch.randn(33)), {"eps": 0.5})
+        yield Sample("3x33-wide_weight", (x, torch.randn(33, device="cpu")), {"eps": 0.5})
 
 
 def cost(x: Tensor, **rest: object) -> Cost:

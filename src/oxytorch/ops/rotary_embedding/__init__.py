@@ -42,7 +42,7 @@ def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = Fa
 
 def _angles(*shape: int, dtype: torch.dtype, interleaved: bool = False) -> tuple[Tensor, Tensor]:
     """Cosines and sines that agree within each pair."""
-    half = torch.rand(*shape[:-1], shape[-1] // 2) * 6.2831853
+    half = torch.rand(*shape[:-1], shape[-1] // 2, device="cpu") * 6.2831853
     angles = half.repeat_interleave(2, -1) if interleaved else torch.cat((half, half), -1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 

@@ -46,9 +46,9 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
             yield Sample(shape_name(shape), (values(*shape, dtype=dtype) * 3,))
         x = values(2, 3, 5, 33, dtype=dtype) * 3
         added = values(2, 1, 5, 33, dtype=dtype)
-        kept = torch.rand(2, 1, 5, 33) > 0.4
+        kept = torch.rand(2, 1, 5, 33, device="cpu") > 0.4
         kept[..., 0] = True
-        causal = torch.full((5, 33), float("-inf")).triu(29)
+        causal = torch.full((5, 33), float("-inf"), device="cpu").triu(29)
         yield Sample("2x3x5x33-scaled", (x, 0.3))
         yield Sample("2x3x5x33-added", (x, 0.3, added))
         yield Sample("2x3x5x33-added_wide", (x, 0.3, added.float()))
@@ -60,7 +60,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         nothing = kept.clone()
         nothing[0, 0, 2] = False
         yield Sample("2x3x5x33-nothing_kept", (x, 1.0, nothing))
-        yield Sample("2x3x5x33-scalar_mask", (x, 2.0, torch.tensor(0.5)))
+        yield Sample("2x3x5x33-scalar_mask", (x, 2.0, torch.tensor(0.5, device="cpu")))
 
 
 def cost(x: Tensor, **rest: object) -> Cost:

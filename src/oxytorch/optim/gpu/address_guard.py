@@ -138,7 +138,9 @@ class PythonGuard:
         if list(map(_layout, gradients)) != self._layouts:
             return Moved.OTHER
         having = (gradient for gradient in gradients if gradient is not None)
-        found = torch.tensor([_place(gradient)[0] for gradient in having], dtype=torch.int64)
+        found = torch.tensor(
+            [_place(gradient)[0] for gradient in having], dtype=torch.int64, device="cpu"
+        )
         before = self._table[:, 0]
         if torch.equal(found, before):
             return Moved.NOTHING
@@ -173,7 +175,10 @@ def _functions() -> ctypes.PyDLL | None:
     if library is None:
         return None
     set_offsets(library)
-    plain, complex_numbers = torch.zeros(1), torch.zeros(1, dtype=torch.complex64)
+    plain, complex_numbers = (
+        torch.zeros(1, device="cpu"),
+        torch.zeros(1, dtype=torch.complex64, device="cpu"),
+    )
     turned = torch._neg_view(plain), complex_numbers.conj(), torch._efficientzerotensor(1)
     keys = functools.reduce(or_, map(keys_of, turned)) & ~keys_of(plain)
     library.oxytorch_learn_turned(ctypes.c_uint64(keys))

@@ -58,9 +58,11 @@ class NormLaunchPlan:
         place = device.device
         formats = [layout.FLOATS[gradient.dtype] for gradient in gradients]
         self.order = sorted(range(len(formats)), key=formats.__getitem__)
-        host = torch.zeros(len(gradients), layout.TENSOR_FIELDS, dtype=torch.int64)
-        counts = torch.tensor([gradients[i].numel() for i in self.order])
-        host[:, layout.GRADIENT] = torch.tensor([gradients[i].data_ptr() for i in self.order])
+        host = torch.zeros(len(gradients), layout.TENSOR_FIELDS, dtype=torch.int64, device="cpu")
+        counts = torch.tensor([gradients[i].numel() for i in self.order], device="cpu")
+        host[:, layout.GRADIENT] = torch.tensor(
+            [gradients[i].data_ptr() for i in self.order], device="cpu"
+        )
         host[:, layout.COUNT] = counts
         self.addresses = host[:, layout.GRADIENT :]
         self.table = DeviceTable(device, host)

@@ -91,7 +91,9 @@ class StepCache:
             )
             self._launches.append((guard, launch))
         # They may get a gradient, or lose an empty one.
-        addresses = torch.zeros(sum(own.grad is not None for own in rest), 1, dtype=torch.int64)
+        addresses = torch.zeros(
+            sum(own.grad is not None for own in rest), 1, dtype=torch.int64, device="cpu"
+        )
         self._rest = address_guard.guard([], rest, addresses) if rest else None
 
     def settle(self, before: int, now: int) -> None:

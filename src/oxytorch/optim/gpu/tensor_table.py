@@ -75,7 +75,7 @@ def tables_of(
         while end < len(order) and formats[order[end]] == own:
             end += 1
         members = order[begin:end]
-        counts = torch.tensor([batch.parameters[i].numel() for i in members])
+        counts = torch.tensor([batch.parameters[i].numel() for i in members], device="cpu")
         table = layout.block_table(counts)
         table[:, 0] += begin
         sections.append(Section(own, slice(begin, end), first_block, len(table)))
@@ -87,7 +87,7 @@ def tables_of(
         blocks.append(torch.nn.functional.pad(table, (0, 0, 0, len(table) % 2)))
         first_block += len(blocks[-1])
         begin = end
-    return torch.tensor(rows), sections, torch.cat(blocks).contiguous()
+    return torch.tensor(rows, device="cpu"), sections, torch.cat(blocks).contiguous()
 
 
 class Factored:

@@ -157,7 +157,7 @@ def _calls(
     @cache
     def tensors() -> tuple[list[Tensor], Tensor | None]:
         masks = [
-            torch.full(tuple(mask.shape), mask.dtype == torch.bool, dtype=mask.dtype)
+            torch.full(tuple(mask.shape), mask.dtype == torch.bool, dtype=mask.dtype, device="cpu")
             for mask in given[3:]  # which hides nothing
         ]
         return [_alike(meta) for meta in given[:3]], masks[0] if masks else None

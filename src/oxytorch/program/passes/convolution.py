@@ -140,7 +140,7 @@ def _folded(editor: Editor, convolution: Step, norm: Any) -> tuple[Value, Value,
         return cast(value, torch.float32)
 
     small = Value()
-    editor.steps.constants[small] = torch.tensor(float(eps))
+    editor.steps.constants[small] = torch.tensor(float(eps), device="cpu")
     scale = make("aten::rsqrt", make("add", wide(variance), small, "1.0"))
     for each in given_of(weight):
         scale = make("aten::mul.Tensor", scale, wide(each))

@@ -98,7 +98,7 @@ def _leaky_relu(editor: Editor, step: Step) -> None:
     slope = next((number for number in slopes if number is not None), None)
     if slope is not None:
         value = Value()
-        editor.steps.constants[value] = torch.tensor(slope, dtype=meta.dtype)
+        editor.steps.constants[value] = torch.tensor(slope, dtype=meta.dtype, device="cpu")
         editor.replace(step, Step("aten::_prelu_kernel", [x, value], step.results))
 
 

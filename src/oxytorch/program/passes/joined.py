@@ -288,7 +288,9 @@ def _joined_bias(editor: Editor, group: Sequence[_Layer], steps: list[Step]) -> 
             parts.append(bias.item)
         else:
             parts.append(Value())
-            editor.steps.constants[parts[-1]] = torch.zeros(_outputs(layer), dtype=meta.dtype)
+            editor.steps.constants[parts[-1]] = torch.zeros(
+                _outputs(layer), dtype=meta.dtype, device="cpu"
+            )
     joined = Value(meta=meta.new_empty(sum(map(_outputs, group))))
     steps.append(Step("aten::cat", [parts, "0"], [joined]))
     return Some(joined)

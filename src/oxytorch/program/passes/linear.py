@@ -308,7 +308,7 @@ def fits_panels(weight: Tensor) -> bool:
 
 def bias_of(weight: Tensor) -> Tensor:
     """One for a layer that is timed, as most have."""
-    return torch.zeros(weight.shape[0], dtype=weight.dtype)
+    return torch.zeros(weight.shape[0], dtype=weight.dtype, device="cpu")
 
 
 def within_program(

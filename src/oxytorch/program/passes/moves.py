@@ -187,7 +187,9 @@ class _Moves:
         if step.target == _RELU:
             least = Value()
             zero_point, dtype = int(numbers[1]), as_numbers(*numbers).torch_dtype
-            self._editor.steps.constants[least] = torch.tensor(zero_point, dtype=dtype)
+            self._editor.steps.constants[least] = torch.tensor(
+                zero_point, dtype=dtype, device="cpu"
+            )
             return Step("aten::maximum", [*sources, least], step.results)
         return step.with_arguments([sources if isinstance(first, list) else sources[0], *rest])
 

@@ -213,7 +213,7 @@ def rounded(make: Making, x: Value, grid: Grid) -> Value:
     for target, bound, end in zip(_ENDS, bounds, (limits.min, limits.max), strict=True):
         if bound != end:
             number = Value()
-            make.constants[number] = torch.tensor(bound, dtype=grid.dtype)
+            make.constants[number] = torch.tensor(bound, dtype=grid.dtype, device="cpu")
             made = make(target, made, number)
             made.meta = of_bytes(x, grid.dtype).meta
     return made

@@ -172,12 +172,16 @@ def _weight(editor: Editor, make: Making, weight: Value) -> Rounded:
     if maker.target == DEQUANTIZE:
         zeros = {int(maker.arguments[2])}
         scales = Value(meta=torch.empty(outputs, device="meta"))
-        make.constants[scales] = torch.full((outputs,), float(maker.arguments[1]))
+        make.constants[scales] = torch.full((outputs,), float(maker.arguments[1]), device="cpu")
     else:
         _, scales, zero, axis = maker.arguments[:4]
         if int(axis) % integers.meta.dim() != int(is_turned):
             raise _UnfitError("the scales of its weight are not those of its outputs")
-        tensor = known_tensor(editor, zero.item) if isinstance(zero, Some) else torch.zeros(1)
+        tensor = (
+            known_tensor(editor, zero.item)
+            if isinstance(zero, Some)
+            else torch.zeros(1, device="cpu")
+        )
         if tensor is None:
             raise _UnfitError("the zero points of its weight are not known")
         zeros = {*map(int, tensor.flatten().tolist())}
@@ -189,7 +193,7 @@ def _weight(editor: Editor, make: Making, weight: Value) -> Rounded:
         )
     if dtype == torch.uint8:
         turning = Value()
-        make.constants[turning] = torch.tensor(128, dtype=torch.uint8)
+        make.constants[turning] = torch.tensor(128, dtype=torch.uint8, device="cpu")
         integers = make("aten::bitwise_xor.Tensor", integers, turning)
         integers = make("aten::view.dtype", integers, "=int8")
     if is_turned:

@@ -159,8 +159,8 @@ def _floating(dtype: torch.dtype) -> list[Any]:
 def _call_of_bytes(weight: Tensor, taken: list[Any], result: list[Any]) -> LinearCall:
     values = [Value() for _ in range(4)]
     outputs = weight.shape[0]
-    scales = torch.full((outputs,), SCALE)
-    given = (*pack_linear(_bytes_of(weight), scales), torch.zeros(outputs))
+    scales = torch.full((outputs,), SCALE, device="cpu")
+    given = (*pack_linear(_bytes_of(weight), scales), torch.zeros(outputs, device="cpu"))
     panels, factors, sums, bias = values
     arguments = [*taken, panels, factors, sums, str(outputs), Some(bias)]
     behind = ["none", "none", "0", '"none"', *result]
@@ -193,7 +193,12 @@ class WaysOfBytes(Ways):
     def __init__(self, layer: Convolution) -> None:
         super().__init__(layer)
         size, dims = layer.size, len(layer.stride)
-        lies = torch.empty(size, dtype=torch.uint8).movedim(1, -1).contiguous().fill_(ZERO_POINT)
+        lies = (
+            torch.empty(size, dtype=torch.uint8, device="cpu")
+            .movedim(1, -1)
+            .contiguous()
+            .fill_(ZERO_POINT)
+        )
         self._bytes = lies.movedim(-1, 1)
         pads = [each for each in layer.padding for _ in range(2)]
         self._geometry = [*layer.stride], pads, [*layer.dilation], layer.groups
@@ -203,7 +208,9 @@ class WaysOfBytes(Ways):
 
     def _weights_of_bytes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         weight = _bytes_of(numbers(*self._layer.shape))
-        packed = pack_convolution(weight, torch.full((weight.shape[0],), SCALE), self._layer.groups)
+        packed = pack_convolution(
+            weight, torch.full((weight.shape[0],), SCALE, device="cpu"), self._layer.groups
+        )
         count = self._count()
         return cycle([packed, *(tuple(map(torch.clone, packed)) for _ in range(count - 1))])  # type: ignore[list-item]
 

@@ -57,7 +57,7 @@ class Making:
     def constant(self, number: float) -> Value:
         """A number in float32."""
         value = Value()
-        self.constants[value] = torch.tensor(number)
+        self.constants[value] = torch.tensor(number, device="cpu")
         return value
 
 

@@ -197,7 +197,7 @@ def _divide(
 ) -> None:
     """Divide what a group takes, and multiply its weights."""
     factor = Value(meta=torch.empty(len(factors), device="meta"))
-    editor.steps.constants[factor] = torch.tensor(factors)
+    editor.steps.constants[factor] = torch.tensor(factors, device="cpu")
     value = Value(meta=place.value.meta) if place.is_shared else place.value
     _divide_source(editor, place, value, factor)
     for step in dict.fromkeys((*group, *place.takers)):

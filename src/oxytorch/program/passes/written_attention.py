@@ -361,7 +361,7 @@ class _Place:
         hidden, shown = Value(), Value()
         lowest = torch.finfo(dtype).min if given.number > -torch.inf else given.number
         for each, number in ((hidden, lowest), (shown, 0.0)):
-            self._editor.steps.constants[each] = torch.tensor(number, dtype=dtype)
+            self._editor.steps.constants[each] = torch.tensor(number, dtype=dtype, device="cpu")
         pair = [shown, hidden] if given.is_else else [hidden, shown]
         places: Any = given.places
         meta = query.meta.new_empty(places.meta.shape)  # type: ignore[union-attr]

@@ -103,7 +103,7 @@ class Metas:
         order = order_of(sample)
         if order is None:
             return UNKNOWN
-        real = torch.empty(shape, dtype=sample.dtype, memory_format=order)
+        real = torch.empty(shape, dtype=sample.dtype, memory_format=order, device="cpu")
         source = ConstantSource(f"input{place}")
         fake = self.mode.from_tensor(real, source=source, symbolic_context=context)
         for dim, size in enumerate(fake.shape):

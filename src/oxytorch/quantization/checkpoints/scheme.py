@@ -223,7 +223,7 @@ def _sorted_groups(files: TensorFiles, name: str, columns: int, groups: int) -> 
     """
     index = take(files, name, (torch.int32, torch.int64), (columns,)).long()
     size = columns // groups
-    if bool((index == torch.arange(columns) // size).all()):
+    if bool((index == torch.arange(columns, device="cpu") // size).all()):
         return None
     inside = bool(((index >= 0) & (index < groups)).all())
     if not inside or bool((torch.bincount(index, minlength=groups) != size).any()):

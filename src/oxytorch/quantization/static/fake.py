@@ -42,7 +42,9 @@ def integers_of(weight: Tensor) -> tuple[Tensor, Tensor]:
     """The integers of a weight [out, ...], in float32, and the scales of outputs [out, 1, ...]."""
     rows = weight.to(torch.float32).reshape(weight.shape[0], -1)
     largest = rows.abs().amax(1)
-    scales = torch.maximum(largest / torch.tensor(float(LARGEST)), torch.tensor(SMALLEST))
+    scales = torch.maximum(
+        largest / torch.tensor(float(LARGEST), device="cpu"), torch.tensor(SMALLEST, device="cpu")
+    )
     integers = torch.round(rows / scales.reshape(-1, 1))
     sizes = [-1] + [1] * (weight.dim() - 1)
     return integers.reshape(weight.shape), scales.reshape(sizes)
@@ -195,7 +197,7 @@ class FakeLayer(OwnSignature):
     # As `program.passes.convolution` folds them, operation by operation.
     def _factor(self) -> Tensor:
         norm: Any = self.norm
-        factor: Tensor = torch.rsqrt(norm.running_var + torch.tensor(float(norm.eps)))
+        factor: Tensor = torch.rsqrt(norm.running_var + torch.tensor(float(norm.eps), device="cpu"))
         return factor if norm.weight is None else factor * norm.weight
 
     def _shift(self, factor: Tensor, bias: Tensor | None) -> Tensor:

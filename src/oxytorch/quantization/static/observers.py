@@ -71,7 +71,7 @@ class Histogram(Observer):
 
     def __init__(self, choose: Callable[[Tensor, float, float], tuple[float, float]]) -> None:
         super().__init__()
-        self._counts = torch.zeros(BINS, dtype=torch.float64)
+        self._counts = torch.zeros(BINS, dtype=torch.float64, device="cpu")
         self._choose = choose
 
     def _note(self, values: Tensor, least: float, most: float) -> None:
@@ -86,10 +86,12 @@ class Histogram(Observer):
     def _spread(self, least: float, most: float) -> Tensor:
         """The counts of a smaller range in bins of the present one, by the middles of bins."""
         width = (most - least) / BINS
-        middles = least + width * (torch.arange(BINS, dtype=torch.float64) + 0.5)
+        middles = least + width * (torch.arange(BINS, dtype=torch.float64, device="cpu") + 0.5)
         whole = max(self.most - self.least, _TINY)
         places = ((middles - self.least) / whole * BINS).long().clamp(0, BINS - 1)
-        return torch.zeros(BINS, dtype=torch.float64).index_add_(0, places, self._counts)
+        return torch.zeros(BINS, dtype=torch.float64, device="cpu").index_add_(
+            0, places, self._counts
+        )
 
     def range(self) -> tuple[float, float]:
         """The range that is chosen by the histogram."""
@@ -135,7 +137,7 @@ def _best(
 ) -> tuple[float, float]:
     """The range of the least cost, of those that shrink one end after the other."""
     width = (most - least) / BINS
-    middles = least + width * (torch.arange(BINS, dtype=torch.float64) + 0.5)
+    middles = least + width * (torch.arange(BINS, dtype=torch.float64, device="cpu") + 0.5)
     low, high = min(least, 0.0), max(most, 0.0)
     shares = [step / _STEPS for step in range(_STEPS, 0, -1)]
     for _ in range(_ROUNDS):
@@ -162,8 +164,10 @@ def _divergence(counts: Tensor, middles: Tensor, low: float, high: float) -> flo
     step = (high - low) / (LEVELS - 1)
     codes = ((inside - low) / step).round().long().clamp(0, LEVELS - 1)
     used = (counts > 0).double()
-    totals = torch.zeros(LEVELS, dtype=torch.float64).index_add_(0, codes, counts)
-    places = torch.zeros(LEVELS, dtype=torch.float64).index_add_(0, codes, used * ~clamped)
+    totals = torch.zeros(LEVELS, dtype=torch.float64, device="cpu").index_add_(0, codes, counts)
+    places = torch.zeros(LEVELS, dtype=torch.float64, device="cpu").index_add_(
+        0, codes, used * ~clamped
+    )
     # What is clamped counts where the range ends, of which bytes know nothing.
     q = torch.where(clamped, 0.0, used * totals[codes] / places[codes].clamp_min(1))
     p = counts / counts.sum()
