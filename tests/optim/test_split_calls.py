@@ -168,6 +168,42 @@ def test_gradients_of_16_bits_meet_float32_weights(
     _assert_is_weight(model, optimizer, plain)
 
 
+BESIDE: dict[str, Callable[[Any, Any], Any]] = {
+    "expand_as": lambda w, h: w[:1].expand_as(h),
+    "view_as": lambda w, h: w.view_as(h),
+    "reshape_as": lambda w, h: w.reshape_as(h),
+    "broadcast_tensors": lambda w, h: torch.broadcast_tensors(w, h)[0],
+    "clamp": lambda w, h: torch.clamp(w, max=h),
+    "kron": torch.kron,
+    "outer": lambda w, h: torch.outer(w[0], h[0]),
+    "logaddexp": torch.logaddexp,
+    "block_diag": torch.block_diag,
+    "dist": torch.dist,
+    "mse_loss": nn.functional.mse_loss,
+    "l1_loss": nn.functional.l1_loss,
+    "huber_loss": nn.functional.huber_loss,
+    "kl_div": lambda w, h: nn.functional.kl_div(w, h.abs(), reduction="sum"),
+    "cosine_similarity": nn.functional.cosine_similarity,
+    "gaussian_nll_loss": lambda w, h: nn.functional.gaussian_nll_loss(h, h, w.exp()),
+    "cross_entropy": lambda w, h: nn.functional.cross_entropy(w, h.softmax(1)),
+}
+
+
+@pytest.mark.parametrize("function", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("has_autocast", [False, True])
+def test_outside_of_forwards_weights_are_float32_beside_outputs_of_16_bits(
+    function: Callable[[Any, Any], Any], has_autocast: bool
+) -> None:
+    """A policy's standard deviation has the shape of its mean, which a layer gives."""
+    model, _ = pair()
+    plain = weights(model)["head.weight"]
+    given = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=has_autocast):
+        found, wanted = function(model.head.weight, given), function(plain, given)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
 @torch.no_grad()
 def test_buffers_of_the_gradients_dtype_take_weights() -> None:
     model, _ = pair()

@@ -66,6 +66,10 @@ PROMOTES = frozenset(
     add sub subtract rsub mul multiply div divide true_divide floor_divide remainder fmod pow
     float_power maximum minimum max min fmax fmin atan2 arctan2 hypot copysign addcmul addcdiv lerp
     where cat concat concatenate stack hstack vstack eq ne lt le gt ge
+    logaddexp logaddexp2 xlogy kron outer ger dist clamp clip clamp_min clamp_max block_diag
+    broadcast_tensors mse_loss l1_loss smooth_l1_loss huber_loss kl_div cosine_similarity
+    pairwise_distance gaussian_nll_loss poisson_nll_loss triplet_margin_loss cosine_embedding_loss
+    margin_ranking_loss soft_margin_loss binary_cross_entropy_with_logits cross_entropy
     __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__
     __rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
     _foreach_add _foreach_sub _foreach_mul _foreach_div _foreach_pow _foreach_maximum

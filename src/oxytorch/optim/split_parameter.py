@@ -299,9 +299,12 @@ def _has_weight(value: Any) -> bool:
 def _is_of_layer(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether an argument beside split weights has 16 bits: then a layer computes with them.
 
-    Functions that torch computes in float32 then, as sums and products of elements, do so here.
+    Functions that torch computes in float32 then, as sums and products of elements, do so here; of
+    what only moves elements, such an argument gives the shape.
     """
-    return name not in split_functions.PROMOTES and any(map(_is_narrow, leaves((args, kwargs))))
+    if name in split_functions.PROMOTES or name in split_functions.MOVES:
+        return False
+    return any(map(_is_narrow, leaves((args, kwargs))))
 
 
 def _meets_float32(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
