@@ -207,3 +207,33 @@ def test_packed_sequences_are_trained_in_bfloat16(kind: Any, rules: Any) -> None
         assert own.grad is not None
         assert (own.grad.float() - other).norm() < 0.1 * other.norm() + 1e-3
     optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["tensor", "list", "dictionary"])
+@pytest.mark.parametrize("rule", ["all", "part"])
+def test_new_inputs_of_the_same_form_are_not_compiled_again(name: str, rule: str) -> None:
+    """Torch's compiler takes `id(x)` for a constant, and compiled code for that of one tensor."""
+
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, given: Any) -> Tensor:
+            x = given if name == "tensor" else given[0] if name == "list" else given["x"]
+            found: Tensor = self.head(self.layer(x))
+            return found
+
+    torch._dynamo.reset()
+    model = Summed()
+    dtype = {"": torch.bfloat16, **({"head": torch.float32} if rule == "part" else {})}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = oxytorch.optimize(model, optimizer=optimizer, dtype=dtype)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch._dynamo.utils.counters.clear()
+    for _ in range(4):
+        x = torch.randn(8, WIDTH)
+        given = {"tensor": x, "list": [x], "dictionary": {"x": x}}[name]
+        compiled(given).float().sum().backward()
+        optimizer.step()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

@@ -31,6 +31,7 @@ class Conversion:
         self.dtype = dtype
         self.least_dims = least_dims
         self._found: dict[int, tuple[Any, Any]] = {}  # with the value, which keeps its id taken
+        self._traced: list[tuple[Any, Any]] = []  # the same while torch's compiler looks on
         self._made: list[tuple[Any, Any, Any]] = []  # list or dictionary, its copy, and a copy
 
     def arguments(
@@ -46,6 +47,8 @@ class Conversion:
             return value
         if kind is Tensor and (value.dtype is self.dtype or not value.is_floating_point()):
             return value
+        if torch.compiler.is_compiling():
+            return self._converted_traced(value, kind)
         known = self._found.get(id(value))
         if known is not None:
             return known[1]
@@ -54,9 +57,21 @@ class Conversion:
         self._found[id(value)] = value, result
         return result
 
+    def _converted_traced(self, value: Any, kind: type) -> Any:
+        """The same without ids, which torch's compiler takes for constants."""
+        for before, result in self._traced:
+            if before is value:
+                return result
+        result = self._converted(value, kind)
+        self._traced.append((value, result))
+        return result
+
     def write_back(self) -> None:
         """Do to lists and dictionaries what was done to the copies that stood for them."""
-        behind = {id(made): value for value, made in self._found.values()}
+        if not self._made:
+            return
+        pairs = [*self._found.values(), *self._traced]
+        behind = {id(made): value for value, made in pairs}
         for value, made, before in self._made:
             if _is_unchanged(made, before):
                 continue
