@@ -278,6 +278,51 @@ def test_what_own_code_writes_to_its_weights_is_written_to_all_bits(name: str) -
     )
 
 
+class WrittenLater(nn.Module):
+    """Writes to its weights once it has computed with them."""
+
+    def __init__(self, write: Callable[[nn.Module], Any]) -> None:
+        super().__init__()
+        self.layer, self.weight = nn.Linear(64, 64), nn.Parameter(torch.randn(64, 64) / 8)
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = torch.tanh(self.layer(torch.tanh(self.layer(x)))) @ self.weight
+        self.write(self)
+        return result
+
+
+LATER: dict[str, Callable[[Any], Any]] = {
+    "layer": lambda m: m.layer.weight.data.mul_(0.99),
+    "own": lambda m: m.weight.data.mul_(0.99),
+    "elements": lambda m: m.weight.data[:4].mul_(0.9),
+    "item": lambda m: m.weight.data.__setitem__(slice(4), 0.25),
+    "assigned": lambda m: setattr(m.weight, "data", m.weight.data * 0.99),
+    "detached": lambda m: m.weight.detach().mul_(0.99),  # which torch's backward refuses
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_data_is_written_after_it_was_used_as_in_torch(name: str) -> None:
+    torch.manual_seed(0)
+    stock = WrittenLater(LATER[name])
+    optimizer = torch.optim.SGD(stock.parameters(), lr=0.01)
+    model, ours = oxytorch.optimize(stock, optimizer=optimizer, dtype=torch.bfloat16)
+    for _ in range(3):
+        x = torch.randn(8, 64)
+        for each, stepped in ((stock, optimizer), (model, ours)):
+            loss = each(x).float().square().mean()
+            if name == "detached":
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    loss.backward()
+                continue
+            loss.backward()
+            stepped.step()
+            stepped.zero_grad()
+    for found, wanted in zip(model.state_dict().values(), stock.state_dict().values(), strict=True):
+        assert (found - wanted).norm() <= 1e-3 * wanted.norm() + 1e-4
+
+
 class Prototypes(nn.Module):
     """Writes to the weight of a layer of torch, in a class without parameters of its own."""
 
