@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from ..core.gradients import give_gradient
+from ..core.modes import is_transformed
 from ..ops.optimizer_step import formats
 from . import sharding, split_functions, split_storage, split_views
 from .compiler import never_compiled_alone
@@ -234,10 +235,8 @@ def _call_on_values(
     """On whole weights or, beside what layers compute with, on the upper halves."""
     if name in split_functions.LOOKS_UP and (is_computing() or UpperHalf in types):
         args, kwargs = _renormalized(name, args, kwargs)
-        if name == "embedding" and ShownWeight not in types:
-            found = split_views.looked_up(*args, **kwargs)
-            if found is not None:
-                return found
+        if ShownWeight not in types and (found := _looked_up(function, args, kwargs)) is not None:
+            return found
     if writes and UpperHalf in types and split_views.is_written(args, kwargs):
         return split_views.write(function, args, kwargs)
     if is_computing() or UpperHalf in types:
@@ -251,6 +250,15 @@ def _call_on_values(
     if not joins and ShownWeight not in types:
         return _call_plainly(function, args, kwargs)
     return _Call(name, joins, writes).run(function, args, kwargs)
+
+
+def _looked_up(function: Any, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
+    """What a look-up gives whose gradients are summed in float32; None where it is another one."""
+    if function is nn.functional.embedding:
+        return split_views.looked_up(*args, **kwargs)
+    if function is nn.functional.embedding_bag and not is_transformed():
+        return split_views.bags_of(*args, **kwargs)
+    return None
 
 
 def _is_first_alone(args: Any, kwargs: dict[str, Any]) -> bool:

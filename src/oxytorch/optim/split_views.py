@@ -126,6 +126,75 @@ def looked_up(
         return Rows.apply(upper, input, place, scale_grad_by_freq)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class Bags(torch.autograd.Function):
+    """Bags of rows of the upper half; the gradients of a row are summed in float32, as in `Rows`."""
+
+    @staticmethod
+    def forward(ctx: Any, upper: Tensor, ids: Tensor, offsets: Tensor, options: Any) -> Tensor:
+        by_frequency, mode, include_last_offset, padding_idx = options
+        found, bags, sizes, largest = torch._embedding_bag(
+            upper, ids, offsets, by_frequency, mode, False, None, include_last_offset, padding_idx
+        )
+        ctx.save_for_backward(ids, offsets, bags, sizes, largest)
+        ctx.options = upper.shape[0], by_frequency, mode, padding_idx
+        return found  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ids, offsets, bags, sizes, largest = ctx.saved_tensors
+        rows, by_frequency, mode, padding_idx = ctx.options
+        read, places = ids.unique(return_inverse=True)
+        is_padding = read == padding_idx
+        padding = int(is_padding.int().argmax()) if bool(is_padding.any()) else -1
+        if mode == _MAX:
+            largest = torch.searchsorted(read, largest).where(largest >= 0, largest)
+        sums = torch.ops.aten._embedding_bag_backward(
+            gradient.float(), places.to(ids.dtype), offsets, bags, sizes, largest, len(read),
+            by_frequency, mode, False, None, padding,
+        )  # fmt: skip
+        whole = gradient.new_zeros(rows, gradient.shape[-1])
+        whole.index_copy_(0, read.long(), sums.to(gradient.dtype))
+        return whole, None, None, None
+
+
+_MODES = {"sum": 0, "mean": 1, "max": (_MAX := 2)}
+
+
+def bags_of(
+    input: Any,
+    weight: Any,
+    offsets: Any = None,
+    max_norm: None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor | None:
+    """Bags of rows of a split weight, as `torch.nn.functional.embedding_bag`; None where it is not
+    trained, or its gradients are sparse or weighed, and for arguments that torch refuses."""
+    is_usual = isinstance(input, Tensor) and not input.is_nested and mode in _MODES
+    if sparse or per_sample_weights is not None or not is_usual or len(weight.shape) != 2:
+        return None
+    if not (weight.requires_grad and torch.is_grad_enabled()) or input.numel() == 0:
+        return None
+    if scale_grad_by_freq and mode == "max":
+        return None
+    if input.dim() == 2 and offsets is None:
+        width = input.shape[1]
+        offsets = torch.arange(0, input.numel(), width, dtype=input.dtype, device=input.device)
+        include_last_offset = False
+    elif input.dim() != 1 or not isinstance(offsets, Tensor) or offsets.dtype != input.dtype:
+        return None
+    place = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    with as_plain():
+        options = scale_grad_by_freq, _MODES[mode], include_last_offset, place
+        upper = weight.as_subclass(Tensor)
+        return Bags.apply(upper, input.reshape(-1), offsets, options)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def has_16_bits(value: Any) -> bool:
     """Whether it is a tensor of 16-bit floating-point numbers."""
     return isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
