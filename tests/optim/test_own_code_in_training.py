@@ -428,6 +428,36 @@ def test_gradients_of_rows_that_are_read_often_are_summed_in_float32(kind: str) 
             assert (ours.grad.float() - theirs.grad).norm() <= 0.01 * theirs.grad.norm()
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize(
+    "options", [{}, {"padding_idx": 3}, {"padding_idx": -1}, {"scale_grad_by_freq": True}], ids=str
+)
+@pytest.mark.parametrize("form", ["rows", "offsets", "last offset"])
+def test_gradients_of_rows_in_bags_are_summed_in_float32(
+    mode: str, options: dict[str, Any], form: str
+) -> None:
+    if mode == "max" and "scale_grad_by_freq" in options:
+        pytest.skip("torch has no such mode")
+    torch.manual_seed(0)
+    stock = nn.EmbeddingBag(64, 64, mode=mode, include_last_offset=form == "last offset", **options)
+    optimizer = torch.optim.SGD(stock.parameters(), lr=0.1)
+    model, _ = oxytorch.optimize(stock, optimizer=optimizer, dtype=torch.bfloat16)
+    ids = torch.randint(0, 8, (64, 128))
+    given = (ids,)
+    if form != "rows":
+        offsets = torch.arange(0, ids.numel() + 128 * (form == "last offset"), 128)
+        offsets[5] = offsets[4]  # an empty bag
+        given = (ids.reshape(-1), offsets)
+    gradient = torch.randn(64, 64).bfloat16()
+    wanted, found = stock(*given), model(*given)
+    assert found.dtype == torch.bfloat16
+    wanted.backward(gradient.float())
+    found.backward(gradient)
+    assert (found.float() - wanted).norm() <= 0.01 * wanted.norm()
+    error = (model.weight.grad.float() - stock.weight.grad).norm()
+    assert error <= 0.006 * stock.weight.grad.norm()
+
+
 def test_views_that_require_grad_are_not_written() -> None:
     stock = Own(lambda own, x: x @ own.weight[:3].mul_(2).mT)
     optimizer = torch.optim.SGD(stock.parameters(), lr=0.1)
@@ -670,3 +700,25 @@ def test_own_code_trains_alike_after_the_compiler_gave_up_other_code(kind: str) 
     torch._dynamo.reset()
     # Compiled, sums of the weight's elements begin with its upper half.
     assert losses[6:] == (losses[:6] if kind != "masked" else pytest.approx(losses[:6], rel=0.02))
+
+
+def test_layers_compute_with_weights_that_were_rounded_to_nearest() -> None:
+    """Bits that were cut off would make each layer's output a little smaller."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(16):
+        layers += [nn.Linear(256, 256, bias=False), nn.ReLU()]
+        nn.init.kaiming_normal_(layers[-2].weight, nonlinearity="relu")  # type: ignore[arg-type]
+    stock, x = nn.Sequential(*layers), torch.randn(64, 256)
+    wanted = stock(x)
+    optimizer = torch.optim.SGD(stock.parameters(), lr=1e-4)
+    model, optimizer = oxytorch.optimize(stock, optimizer=optimizer, dtype=torch.bfloat16)
+    for step in range(2):  # once as they were split, once as a step wrote them
+        found = model(x).float()
+        scale = (found * wanted).sum() / (wanted * wanted).sum()
+        assert abs(scale - 1) < 0.01
+        if step == 0:
+            found.square().mean().backward()
+            for parameter in model.parameters():
+                parameter.grad.mul_(1e-6)
+            optimizer.step()

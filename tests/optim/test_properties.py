@@ -32,8 +32,28 @@ def _values(count: int, seed: int, exponent: float = 0.0) -> Tensor:
 def test_halves_join_to_the_same_bits(count: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     bits = torch.randint(-(2**31), 2**31, (count,), generator=generator).to(torch.int32)
-    joined = formats.join(*formats.split(bits.view(torch.float32)))
-    assert torch.equal(joined.view(torch.int32), bits)
+    special = [
+        0x7F800000,
+        -0x800000,
+        0x7FFFFFFF,
+        -1,
+        0x7F800001,
+        0x7FC08000,
+        0x8000,
+        0x7FFF,
+        -(2**31),
+    ]
+    bits = torch.cat([bits, torch.tensor(special, dtype=torch.int32)])
+    values = bits.view(torch.float32)
+    upper, low = formats.split(values)
+    joined = formats.join(upper, low)
+    is_nan = values.isnan()
+    assert torch.equal(joined.view(torch.int32)[~is_nan], bits[~is_nan])
+    assert joined[is_nan].isnan().all()
+    assert upper[is_nan].isnan().all()
+    # To the nearest, as layers under autocast have it, but for those between two.
+    is_between = (bits & 0xFFFF) == 0x8000
+    assert torch.equal(upper[~is_nan & ~is_between], values.bfloat16()[~is_nan & ~is_between])
 
 
 @FAST

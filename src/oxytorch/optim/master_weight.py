@@ -107,8 +107,8 @@ class MasterWeight:
     def set(self, weight: Tensor) -> None:
         """Makes the float32 tensor `weight` the weight, all bits of it."""
         with plainly():
-            upper, low_bits = formats.halves(weight)
-            self.upper.view(torch.int16).copy_(upper)
+            upper, low_bits = formats.split(weight)
+            self.upper.copy_(upper)
             self.low_bits.copy_(low_bits)
         self.begin()
 

@@ -33,8 +33,8 @@ class FusedOptimizer(Optimizer):
     """Mixed in before a class of torch.optim: same state, groups and checkpoints, fused steps.
 
     Args:
-        master_weights: "split" keeps the lower 16 bits of the float32 weight beside each bfloat16
-            parameter, which holds the upper 16: the pair is updated exactly as float32 would be.
+        master_weights: "split" keeps 16 bits beside each bfloat16 parameter, which is the float32
+            weight rounded to nearest: the pair is updated exactly as float32 would be.
             None updates parameters in their own dtype.
         state_dtype: float32; bfloat16, rounded stochastically; or int8, 8-bit values with a scale
             for every 256. None means float32 for float32 and split parameters, else the

@@ -1,6 +1,7 @@
 """A float32 weight in two parts: what code sees that reads, writes or copies a split parameter.
 
-A split parameter is bfloat16, the upper half of its weight, and the low bits stand beside it.
+A split parameter is bfloat16, the upper half of its weight (rounded to nearest), and the low bits
+stand beside it.
 Layers compute with the upper half. To all other code it is the float32 weight: what reads it
 outside of the model's forward reads both parts, what writes it writes both, and its copies are
 plain float32.

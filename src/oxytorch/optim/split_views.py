@@ -127,7 +127,7 @@ def looked_up(
 
 
 class Bags(torch.autograd.Function):
-    """Bags of rows of the upper half; the gradients of a row are summed in float32, as in `Rows`."""
+    """Bags of rows of the upper half; gradients of a row are summed in float32, as in `Rows`."""
 
     @staticmethod
     def forward(ctx: Any, upper: Tensor, ids: Tensor, offsets: Tensor, options: Any) -> Tensor:
@@ -137,7 +137,7 @@ class Bags(torch.autograd.Function):
         )
         ctx.save_for_backward(ids, offsets, bags, sizes, largest)
         ctx.options = upper.shape[0], by_frequency, mode, padding_idx
-        return found  # type: ignore[no-any-return]
+        return found
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
@@ -271,8 +271,8 @@ def write(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     back = {id(values[id(own)]): own for own in written}
     with plainly():
         for own in written:
-            upper, low_bits = formats.halves(values[id(own)])
-            own.view(torch.int16).copy_(upper)
+            upper, low_bits = formats.split(values[id(own)])
+            own.copy_(upper)
             own.low_bits.copy_(low_bits)
     return mapped(lambda own: back.get(id(own), own), result)
 

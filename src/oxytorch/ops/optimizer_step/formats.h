@@ -33,7 +33,8 @@ class Plain {
   std::int64_t ahead_;
 };
 
-// The upper half of a float32 in one tensor, the lower half in another.
+// The nearest bfloat16 of a float32 in one tensor; in another what is added to its bits, as signed
+// integers.
 class Split {
  public:
   static constexpr std::int64_t kScratch = 1;
@@ -48,12 +49,16 @@ class Split {
     __builtin_prefetch(upper_ + i + ahead_);
     __builtin_prefetch(low_ + i + ahead_);
     const u32v upper = zero_extend(load_raw<u16v>(upper_ + i, rest));
-    return from_bits(upper << 16 | zero_extend(load_raw<u16v>(low_ + i, rest)));
+    const u32v low = zero_extend(load_raw<u16v>(low_ + i, rest));
+    return from_bits((upper << 16) + ((low ^ 0x8000) - 0x8000));
   }
   template <class Rest>
   OXY_MEMBER void put(std::int64_t i, f32v value, Rest rest) {
-    store_raw(upper_ + i, truncate(bits_of(value) >> 16), rest);
-    store_raw(low_ + i, truncate(bits_of(value) & 0xffff), rest);
+    const u32v bits = bits_of(value);
+    // A NaN stays one whatever its lower bits are.
+    const u32v nearest = value == value ? bits + 0x8000 : bits | 0x400000;
+    store_raw(upper_ + i, truncate(nearest >> 16), rest);
+    store_raw(low_ + i, truncate(bits & 0xffff), rest);
   }
   void finish(std::int64_t) {}
 

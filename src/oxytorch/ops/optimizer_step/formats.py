@@ -6,8 +6,6 @@ Tensors keep the shape and strides of their parameter; codes are numbered in mem
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import Tensor
 
@@ -21,15 +19,17 @@ _LARGEST = 0x7FC00000
 
 
 def split(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The halves of float32 `weight`: bfloat16 (truncated, not rounded) and int16.
+    """The halves of float32 `weight`: the nearest bfloat16 (away from zero between two) and int16.
 
-    The bits of `weight` are those of the first half followed by those of the second.
+    The bits of `weight`, as an integer, are those of the first half times 2^16, plus the second.
     """
     if weight.dtype != torch.float32:
         raise TypeError(f"split: expected weight of dtype float32, got {weight.dtype}")
-    bits = weight.detach().view(torch.int32)
-    upper = (bits >> 16).to(torch.int16).view(torch.bfloat16)
-    return upper, bits.to(torch.int16)
+    weight = weight.detach()
+    bits = weight.view(torch.int32)
+    # A NaN stays one whatever its lower bits are.
+    nearest = torch.where(weight.isnan(), bits | 0x400000, bits + 0x8000)
+    return (nearest >> 16).to(torch.int16).view(torch.bfloat16), bits.to(torch.int16)
 
 
 def join(upper: Tensor, low: Tensor) -> Tensor:
@@ -39,14 +39,8 @@ def join(upper: Tensor, low: Tensor) -> Tensor:
             f"join: expected halves of dtype bfloat16 and int16, got {upper.dtype} and {low.dtype}"
         )
     weight = upper.detach().float()
-    halves(weight)[1].copy_(low)
+    weight.view(torch.int32).add_(low)
     return weight
-
-
-def halves(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of float32 `weight` as int16, in its shape: of the upper and of the lower bits."""
-    first, second = weight.unsqueeze(-1).view(torch.int16).unbind(-1)
-    return (second, first) if sys.byteorder == "little" else (first, second)
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:

@@ -69,7 +69,8 @@ def read(place, sizes, format, VECTOR: tl.constexpr):
     elif format == SPLIT:
         upper = load(data, start, offsets, mask, tl.uint16, VECTOR).to(tl.uint32)
         low = load(extra, start, offsets, mask, tl.uint16, VECTOR).to(tl.uint32)
-        value = ((upper << 16) | low).to(tl.float32, bitcast=True)
+        # The lower half is signed.
+        value = ((upper << 16) + ((low ^ 0x8000) - 0x8000)).to(tl.float32, bitcast=True)
     elif format == SIGNED_CODES:
         value = _decode(data, extra, start, offsets, mask, True, VECTOR)
     elif format == UNSIGNED_CODES:
@@ -93,7 +94,9 @@ def write(place, format, value, key, VECTOR: tl.constexpr):
         store(data, start, offsets, mask, value.to(tl.bfloat16), tl.bfloat16, VECTOR)
     elif format == SPLIT:
         bits = value.to(tl.uint32, bitcast=True)
-        store(data, start, offsets, mask, (bits >> 16).to(tl.uint16), tl.uint16, VECTOR)
+        # A NaN stays one whatever its lower bits are.
+        nearest = tl.where(value == value, bits + 0x8000, bits | 0x400000)
+        store(data, start, offsets, mask, (nearest >> 16).to(tl.uint16), tl.uint16, VECTOR)
         store(extra, start, offsets, mask, bits.to(tl.uint16), tl.uint16, VECTOR)
     elif format == STOCHASTIC:
         bits = value.to(tl.uint32, bitcast=True)

@@ -120,7 +120,9 @@ static value read(operand own, long index, int have, long height, long width) {
     }
     case SPLIT: {
       const bits upper = convert_uint4(load_ushort(own.data, index, have));
-      return as_float4(upper << 16 | convert_uint4(load_ushort(own.extra, index, have)));
+      // The lower half is signed.
+      const bits low = convert_uint4(load_ushort(own.extra, index, have));
+      return as_float4((upper << 16) + ((low ^ 0x8000u) - 0x8000u));
     }
     case SIGNED_CODES:
       return decode(own, index, have, 1);
@@ -153,10 +155,13 @@ static void write(operand own, long index, int have, value x, uint key, local ui
     case BFLOAT16:
       store_ushort(own.data, index, have, convert_ushort4(round_to_bfloat16(x)));
       break;
-    case SPLIT:
-      store_ushort(own.data, index, have, convert_ushort4(own_bits >> 16));
+    case SPLIT: {
+      // A NaN stays one whatever its lower bits are.
+      const bits nearest = x == x ? own_bits + 0x8000u : own_bits | 0x400000u;
+      store_ushort(own.data, index, have, convert_ushort4(nearest >> 16));
       store_ushort(own.extra, index, have, convert_ushort4(own_bits & 0xffffu));
       break;
+    }
     case STOCHASTIC: {
       const bits noisy = own_bits + (noise(index, key) >> 16);
       // A NaN stays one whatever its lower bits are.
