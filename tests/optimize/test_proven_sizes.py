@@ -131,7 +131,7 @@ def test_batches_of_images_are_proven(layers: list[nn.Module]) -> None:
             optimized(torch.randn(batch, 8, 12, 12))
     family = _family(optimized)
     assert family.proof is not None, family.unproven
-    assert family.in_words() == "sizes are proven: new ones are served at once"
+    assert family.in_words() == "checked for other sizes: new ones run at once"
     for batch in (4, 15, 16, 33):
         assert _check(optimized, model, torch.randn(batch, 8, 12, 12)), batch
 
@@ -347,7 +347,7 @@ def test_the_report_tells_which_sizes_are_served_and_why_no_others() -> None:
     optimized = _shared(Layers(_by_kind).eval())
     report = oxytorch.explain(optimized)
     line = report.calls[1]
-    assert "not proven" in line and "test_proven_sizes.py:" in line and "in _by_kind" in line
+    assert "not checked for other sizes" in line and "test_proven_sizes.py:" in line and "in _by_kind" in line
     assert line in str(report) and line in report.as_dict()["calls"]
     assert line in str(oxytorch.graph.explain(optimized, _x(2, 40)))
     plain = oxytorch.optimize(Layers().eval(), sample_input=_x(2, 40), passes=["kernels"])
