@@ -343,7 +343,7 @@ def test_models_of_transformers_are_proven(name: str, has_mask: bool, is_one: bo
 
 def test_the_report_tells_which_sizes_are_served_and_why_no_others() -> None:
     (line,) = oxytorch.explain(_shared(Layers().eval())).calls[1:]
-    assert "are proven" in line and "input_0.shape[1] <= 300" in line
+    assert "checked for other sizes: new ones" in line and "input_0.shape[1] <= 300" in line
     optimized = _shared(Layers(_by_kind).eval())
     report = oxytorch.explain(optimized)
     line = report.calls[1]

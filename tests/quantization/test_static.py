@@ -453,7 +453,7 @@ def test_further_sizes_are_proven_and_served_in_bytes() -> None:
             first, again = made(x), made(x)
             torch.testing.assert_close(first, again, rtol=0, atol=0)
             assert not torch.equal(first, model(x))
-    assert "sizes are proven" in "\n".join(oxytorch.explain(made).calls)
+    assert "checked for other sizes: new ones" in "\n".join(oxytorch.explain(made).calls)
 
 
 class Summed(nn.Module):
