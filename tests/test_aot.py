@@ -167,3 +167,20 @@ def test_help_of_each_verb_explains_it(verb, capsys):
     assert stopped.value.code == 0
     shown = capsys.readouterr().out
     assert f"usage: oxytorch aot {verb}" in shown and len(shown.splitlines()) > 5
+
+
+@pytest.mark.parametrize("verb", ["list", "check", "size"])
+def test_folder_that_is_absent_is_named(verb, tmp_path, capsys):
+    assert main(["aot", verb, "--from", str(tmp_path / "absent")]) == 2
+    told = capsys.readouterr().err
+    assert f"--from: expected a folder of images, got {tmp_path / 'absent'}" in told
+
+
+def test_missing_compiler_is_told_once_for_all_targets(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(aot.compilers, "missing", lambda device: f"no {device.vendor}; install it")
+    assert main(["aot", "build", "--devices", "pvc,sm_90", "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr().err.strip()
+    assert told == (
+        "oxytorch aot: cannot build for compute_80, sm_90: no nvidia; install it; "
+        "cannot build for spirv, pvc: no intel; install it"
+    )

@@ -172,6 +172,116 @@ def test_nothing_is_noted_outside_and_blocks_are_not_nested() -> None:
     assert [row.op for row in _noted(lambda: ops.softmax(torch.randn(2, 8)))[0]] == ["softmax"]
 
 
+class _Nested(nn.Module):
+    """A model whose own code calls an op between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.LayerNorm(64), nn.Softmax(-1))
+        self.again = self.inner[1]
+
+    def forward(self, x: Tensor, fails: bool = False) -> Tensor:
+        x = ops.rms_norm(self.inner(x))
+        if fails:
+            raise ValueError("no such input")
+        return ops.softmax(self.again(x))
+
+
+def _places(model: nn.Module, run: Callable[[], Any]) -> list[tuple[str | None, str]]:
+    with torch.no_grad(), oxytorch.verbose(io.StringIO(), model) as log:
+        run()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    return [(row.module, row.op) for row in log.rows]
+
+
+def test_rows_name_the_innermost_module() -> None:
+    model, x = _Nested().eval(), torch.randn(4, 64)
+    model.inner[0].forward = ops.layer_norm
+    model.inner[1].forward = ops.softmax
+    found = _places(model, lambda: (ops.rms_norm(x), model(x), ops.softmax(x)))
+    assert found == [
+        (None, "rms_norm"),
+        ("inner.0", "layer_norm"),
+        ("inner.1", "softmax"),
+        ("", "rms_norm"),
+        ("inner.1", "softmax"),
+        ("", "softmax"),
+        (None, "softmax"),
+    ]
+
+
+def test_table_has_a_column_of_modules_where_a_model_is_given() -> None:
+    model, x, file = _Nested().eval(), torch.randn(4, 64), io.StringIO()
+    with torch.no_grad(), oxytorch.verbose(file, model=model):
+        model(x)
+        ops.softmax(x)
+    head, *rows = file.getvalue().split("\n\n")[0].splitlines()
+    assert head.split()[:3] == ["module", "op", "kernel"]
+    ours = [row for row in rows if "oxytorch::" in row]
+    assert [row.startswith("(the model)  ") for row in ours] == [True, True, False]
+    assert ours[-1].startswith("-  ")
+    assert "module" not in _noted(lambda: model(x))[1]
+
+
+def test_modules_are_those_of_each_thread() -> None:
+    model, x = _Nested().eval(), torch.randn(4, 64)
+    is_inside, may_go_on = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> None:
+        is_inside.set()
+        may_go_on.wait(10)
+
+    model.again.register_forward_hook(wait)
+
+    def run() -> None:
+        thread = threading.Thread(target=lambda: model(x))
+        thread.start()
+        is_inside.wait(10)
+        ops.interaction(x, [x])
+        may_go_on.set()
+        thread.join()
+
+    with torch.no_grad(), oxytorch.verbose(io.StringIO(), model) as log:
+        run()
+    assert [row.module for row in log.rows if row.op == "interaction"] == [None]
+    assert "" in [row.module for row in log.rows if row.op == "softmax"]
+
+
+def test_modules_after_a_failed_call() -> None:
+    model, x = _Nested().eval(), torch.randn(4, 64)
+
+    def run() -> None:
+        with pytest.raises(ValueError, match="no such input"):
+            model(x, fails=True)
+        ops.softmax(x)
+
+    assert _places(model, run)[-2:] == [("", "rms_norm"), (None, "softmax")]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_optimized_models_run_layer_by_layer_where_modules_are_asked_for(graph: bool) -> None:
+    x = torch.randn(16, 256)
+    model = oxytorch.optimize(_model(), sample_input=x, passes=["program"] if graph else None)
+    found = _places(model, lambda: model(x))
+    assert {path for path, _ in found} <= {"0", "1", "2"}
+    assert [path for path, _ in found] == sorted(str(path) for path, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"model": "layer"}, "expected model to be a torch.nn.Module, got a str"),
+        ({"model": torch.jit.script(nn.Identity())}, "TorchScript, whose parts take no hooks"),
+        ({"file": nn.Identity()}, r"expected file .* got a Identity; .* verbose\(model=model\)"),
+    ],
+    ids=["text", "TorchScript", "model as file"],
+)
+def test_wrong_arguments_are_told(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(TypeError, match=f"verbose: .*{told}"):
+        oxytorch.verbose(**arguments).__enter__()
+    assert _noted(lambda: None)[0] == []
+
+
 def _profiled(run: Any) -> set[str]:
     with torch.no_grad(), profile(activities=[ProfilerActivity.CPU]) as profiled:
         run()

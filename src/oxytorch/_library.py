@@ -88,6 +88,7 @@ _RESULTS = {
     "oxytorch_verbose_begin": None,
     "oxytorch_verbose_end": None,
     "oxytorch_verbose_lines": ctypes.c_char_p,
+    "oxytorch_verbose_label": None,
 }
 """What functions return that return no int."""
 
@@ -104,6 +105,7 @@ _ARGUMENTS = {
     "oxytorch_unwatch": [ctypes.c_void_p],
     "oxytorch_can_call_packed": [ctypes.c_int],
     "oxytorch_packed_call": [ctypes.c_void_p, ctypes.py_object],
+    "oxytorch_verbose_label": [ctypes.c_int64],
 }
 """What functions take that are called with plain numbers."""
 

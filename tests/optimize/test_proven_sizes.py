@@ -131,7 +131,7 @@ def test_batches_of_images_are_proven(layers: list[nn.Module]) -> None:
             optimized(torch.randn(batch, 8, 12, 12))
     family = _family(optimized)
     assert family.proof is not None, family.unproven
-    assert family.in_words() == "sizes are proven: new ones are served at once"
+    assert family.in_words() == "checked for other sizes: new ones run at once"
     for batch in (4, 15, 16, 33):
         assert _check(optimized, model, torch.randn(batch, 8, 12, 12)), batch
 
@@ -343,11 +343,11 @@ def test_models_of_transformers_are_proven(name: str, has_mask: bool, is_one: bo
 
 def test_the_report_tells_which_sizes_are_served_and_why_no_others() -> None:
     (line,) = oxytorch.explain(_shared(Layers().eval())).calls[1:]
-    assert "are proven" in line and "input_0.shape[1] <= 300" in line
+    assert "checked for other sizes: new ones" in line and "input_0.shape[1] <= 300" in line
     optimized = _shared(Layers(_by_kind).eval())
     report = oxytorch.explain(optimized)
     line = report.calls[1]
-    assert "not proven" in line and "test_proven_sizes.py:" in line and "in _by_kind" in line
+    assert "not checked for other sizes" in line and "test_proven_sizes.py:" in line and "in _by_kind" in line
     assert line in str(report) and line in report.as_dict()["calls"]
     assert line in str(oxytorch.graph.explain(optimized, _x(2, 40)))
     plain = oxytorch.optimize(Layers().eval(), sample_input=_x(2, 40), passes=["kernels"])

@@ -75,7 +75,7 @@ def test_few_rows_take_the_plain_values(layer: nn.Module) -> None:
 
 def test_report_says_what_stays_in_memory(layer: nn.Module) -> None:
     details = [e.detail for e in oxytorch.explain(layer).entries if e.pass_name == "pack"]
-    assert any("plain weight, for few rows" in detail for detail in details)
+    assert any("second copy: plain, for inputs of few rows" in detail for detail in details)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -200,8 +200,8 @@ def test_undo_and_report_of_layers_in_panels_for_few_rows(
 ) -> None:
     model = _packed_for_few(monkeypatch, dtype, has_other_order, False)
     details = [e.detail for e in oxytorch.explain(model).entries if e.pass_name == "pack"]
-    what = "another order" if has_other_order else "the plain weight"
-    assert any(f"beside {what}, for many rows" in detail for detail in details)
+    what = "another layout" if has_other_order else "plain"
+    assert any(f"second copy: {what}, for inputs of many rows" in detail for detail in details)
     weight: Any = model[0].weight  # type: ignore[index]
     assert weight.nbytes_packed() >= 2 * weight.nbytes
     assert type(oxytorch.undo(model)[0].weight) is nn.Parameter  # type: ignore[index]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,43 @@ def test_a_layer_that_calibration_did_not_reach_stays_floating_and_says_so() -> 
     assert "calibration saw no input of it" in str(oxytorch.explain(quantized))
     with torch.no_grad():
         assert quantized(x, more=True).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [
+        (["2"], {"2"}),
+        (["0", "4.*"], {"0", "4.0", "4.2"}),
+        (("4",), {"4.0", "4.2"}),
+        (["1"], set()),  # an activation, which is floating anyhow
+        ([], set()),
+    ],
+)
+def test_layers_that_are_to_be_kept_stay_floating(keep: list[str], left: set[str]) -> None:
+    head = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), head).eval()
+    data = [torch.randn(8, 32) for _ in range(4)]
+    config = Int8StaticActivationInt8Weight(only_faster=False)
+    quantized = quantize(model, data, config, keep=keep)
+    layers = recipe_of(quantized).layers
+    assert {name for name, own in layers.items() if own.compute == "float"} == left
+    assert error(run(quantized, data[0]), run(model, data[0])) < 0.05
+
+
+def test_names_to_be_kept_that_fit_nothing_are_told_before_calibration() -> None:
+    seen = []
+
+    def data() -> Iterator[Tensor]:
+        for _ in range(4):
+            seen.append(torch.randn(8, 32))
+            yield seen[-1]
+
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU()).eval()
+    with pytest.raises(ValueError, match=r"expected keep to name .* got 'head', .*layers are 0"):
+        quantize(model, data(), keep=["head"])
+    assert len(seen) == 1
+    with pytest.raises(TypeError, match="expected keep to be a list of names, got '0'"):
+        quantize(model, data(), keep="0")
 
 
 def test_pooling_concatenation_and_channel_shuffle_move_integers() -> None:
@@ -416,7 +453,7 @@ def test_further_sizes_are_proven_and_served_in_bytes() -> None:
             first, again = made(x), made(x)
             torch.testing.assert_close(first, again, rtol=0, atol=0)
             assert not torch.equal(first, model(x))
-    assert "sizes are proven" in "\n".join(oxytorch.explain(made).calls)
+    assert "checked for other sizes: new ones" in "\n".join(oxytorch.explain(made).calls)
 
 
 class Summed(nn.Module):

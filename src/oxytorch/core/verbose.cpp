@@ -1,6 +1,7 @@
 #include "core/verbose.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <mutex>
 #include <string_view>
@@ -17,9 +18,11 @@ std::atomic<bool> is_on{false};
 namespace {
 
 thread_local Call* current = nullptr;
+// What the calls of this thread belong to: a number, or nothing.
+thread_local std::string label;
 
-// Lines in the order in which calls ended: oneDNN's as it writes them, and ours, whose fields are
-// divided by tabs.
+// Lines in the order in which calls ended: the label and a tab, and then oneDNN's as it writes
+// them, or ours, whose fields are divided by tabs.
 struct Notes {
   std::mutex mutex;
   std::vector<std::string> lines;
@@ -30,9 +33,10 @@ Notes& notes() {
   return *all;
 }
 
-void note(std::string line) {
+void note(const std::string& line) {
+  std::string labelled = label + '\t' + line;
   const std::lock_guard lock(notes().mutex);
-  notes().lines.push_back(std::move(line));
+  notes().lines.push_back(std::move(labelled));
 }
 
 #if defined(__GLIBC__)
@@ -137,6 +141,11 @@ OXY_EXPORT void oxytorch_verbose_begin() {
 OXY_EXPORT void oxytorch_verbose_end() {
   oxytorch::verbose::is_on.store(false, std::memory_order_relaxed);
   oxytorch::verbose::give_output_back();
+}
+
+// A number that stands before the lines of this thread's calls from here on; none where negative.
+OXY_EXPORT void oxytorch_verbose_label(std::int64_t number) {
+  oxytorch::verbose::label = number < 0 ? std::string() : std::to_string(number);
 }
 
 // All lines since the last call, each with its end; valid until the next call.

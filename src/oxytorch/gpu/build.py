@@ -107,8 +107,11 @@ def _checked_kernels(
     """The kernels of a place; raises ValueError where a compiler or a named kernel is missing."""
     absent = compilers.compilers_of(list(devices))
     if absent:
+        names: dict[str, list[str]] = {}
+        for device, reason in absent.items():
+            names.setdefault(reason, []).append(device)
         raise ValueError(
-            "; ".join(f"cannot build for {device}: {reason}" for device, reason in absent.items())
+            "; ".join(f"cannot build for {', '.join(of)}: {why}" for why, of in names.items())
         )
     pack.remember_sources()
     kernels = load_kernels(place)

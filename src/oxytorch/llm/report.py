@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..rewriting.memory import size_text
-from ..rewriting.report import Report
+from ..rewriting.report import Report, Table
 
 
 @dataclass
@@ -35,7 +35,7 @@ class LanguageModelReport(Report):
     whole: bool = False
     notes: list[str] = field(default_factory=list)
 
-    def __str__(self) -> str:
+    def _lines(self, table: Table) -> list[str]:
         lines = [
             f"oxytorch.llm.optimize: {self.model}, {self.dtype}, weights {self.weights}, "
             f"head {self.head}, cache {self.kv_cache}, {self.seconds:.2f} s, parameters "
@@ -48,10 +48,10 @@ class LanguageModelReport(Report):
                 f"{self.difference:.1e} of the largest value (allowed {self.allowed:.1e}); "
                 f"with packed weights {self.packed_difference:.1e} of the output's norm"
             )
-        lines += self.sections()
+        lines += self._sections(table)
         if self.differing:
             lines.append(
                 f"  layers that were left differ by {min(self.differing):.1e} to "
                 f"{max(self.differing):.1e}"
             )
-        return "\n".join([*lines, *self.notes])
+        return [*lines, *self.notes]

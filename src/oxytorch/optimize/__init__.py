@@ -34,7 +34,7 @@ from ..rewriting.refusals import (
 )
 from ..rewriting.report import Entry, Report
 from .context import OptimizeContext, observe
-from .passes import DEFAULT, PASSES, boundaries
+from .passes import DEFAULT, PASSES, boundaries, rewrite
 from .passes.cast import dtypes, made_for
 from .sample import SampleInput
 from .text_models import dtype_rules, evaluating, features_sample, is_text_model
@@ -378,7 +378,7 @@ def _steps(names: tuple[str, ...]) -> list[Callable[[OptimizeContext], None]]:
     for run in dict.fromkeys(run for name, (_, run) in PASSES.items() if name in names):
         steps.append(OptimizeContext.index)
         steps.append(run)
-    return [*steps, boundaries.settle, OptimizeContext.finish, _name_the_rest]
+    return [*steps, boundaries.settle, OptimizeContext.finish, rewrite.settle, _name_the_rest]
 
 
 def _name_the_rest(context: OptimizeContext) -> None:

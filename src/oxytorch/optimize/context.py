@@ -22,6 +22,7 @@ from ..graph.steps import RecordedValue
 from ..program.replay import Replay
 from ..rewriting.changes import BufferSet, ChangeLog, ParameterSet
 from ..rewriting.copies import InPlace, Separation
+from ..rewriting.report import Entry
 from .sample import SampleInput
 
 CLOSED = (
@@ -101,6 +102,7 @@ class OptimizeContext:
         program's first call.
     replays: makes what stands in for such a model.
     of_integers: layers that will multiply integers, whatever dtype they have.
+    fused: what the report says of a layer with what was fused to it, and the layer.
     """
 
     model: nn.Module
@@ -134,6 +136,7 @@ class OptimizeContext:
     program_seconds: tuple[float, float] | None = None
     replays: Callable[[nn.Module], Replay] = Replay
     of_integers: set[nn.Module] = field(default_factory=set)
+    fused: list[tuple[Entry, nn.Module]] = field(default_factory=list)
     owners: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ def call_report(model: nn.Module) -> list[str]:
 
 def _lines(replay: Replay) -> list[str]:
     forms = len(replay._programs)
-    lines = [f"programs for {forms} form{'s' * (forms != 1)} of call", *replay._builder.in_words()]
+    plural = "s" * (forms != 1)
+    lines = [f"programs for {forms} input signature{plural}", *replay._builder.in_words()]
     refused = dict.fromkeys(replay._refused.copy().values())
-    return [*lines, *(f"a form of call has no program: {why}" for why in refused)]
+    return [*lines, *(f"an input signature has no program: {why}" for why in refused)]

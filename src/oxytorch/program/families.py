@@ -285,15 +285,15 @@ class _Family:
     def in_words(self) -> str:
         """Which sizes it serves, and why no others."""
         if self.proof is not None:
-            return f"sizes are proven: new ones are served at once{self._conditions(self.proof)}"
+            return f"checked for other sizes: new ones run at once{self._conditions(self.proof)}"
         if self.placed is None:
             why = f"; another size was not joined: {self._alone}" if self._alone else ""
             return f"serves one size{why}"
         if len(self._sized) != 1:
             why = "its operators had to be taken apart"
         else:
-            why = self.unproven or "a proof is tried at the next one"
-        return f"sizes are not proven, each new one runs the model's code once: {why}"
+            why = self.unproven or "the check is made at the next one"
+        return f"not checked for other sizes, each new one runs the model's code once: {why}"
 
     def _conditions(self, proof: Proof) -> str:
         places = proof.sized.places

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..rewriting.memory import size_text
-from ..rewriting.report import Entry, Report
+from ..rewriting.report import Entry, Report, Table
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class QuantizationReport(Report):
 
     layers: list[QuantizedLayer] = field(default_factory=list)
 
-    def __str__(self) -> str:
+    def _lines(self, table: Table) -> list[str]:
         before, after = (
             sum(getattr(layer, name) for layer in self.layers)
             for name in ("bytes_before", "bytes_after")
@@ -37,7 +37,7 @@ class QuantizationReport(Report):
             f"{size_text(self.bytes_before)} -> {size_text(self.bytes_after)}",
             f"  {len(self.layers)} weights {size_text(before)} -> {size_text(after)}",
         ]
-        return "\n".join([*lines, *self.sections()])
+        return [*lines, *self._sections(table)]
 
     def add(self, layer: QuantizedLayer, form: str, beside: tuple[str, ...]) -> None:
         """Note a layer that was quantized to `form`; beside: who keeps its plain weight."""

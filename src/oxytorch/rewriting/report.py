@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SHOWN = 2
-"""Places named in one line of the text; `as_dict()` has them all."""
+"""Places named in one line of the text; `full()` and `as_dict()` have them all."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,16 @@ class Entry:
     detail: str
 
 
+Table = Callable[[list[Entry]], list[str]]
+"""Lines of entries."""
+
+
 @dataclass
 class Report:
-    """The account of one `optimize` call. `str(report)` is for people, `as_dict()` for programs."""
+    """The account of one `optimize` call. `str(report)` is for people, `as_dict()` for programs.
+
+    `full()` is the text with all modules by name.
+    """
 
     model: str
     dtype: str
@@ -47,17 +55,25 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def sections(self) -> list[str]:
-        """The lines of what was done and what was left alone."""
-        lines = ["done", *(_table(self.applied) or ["  nothing"])]
-        return [*lines, "left alone", *_table(self.skipped)] if self.skipped else lines
+    def full(self) -> str:
+        """Return the text with the path of every module."""
+        return "\n".join(self._lines(_full_table))
 
     def __str__(self) -> str:
+        return "\n".join(self._lines(_table))
+
+    def _sections(self, table: Table) -> list[str]:
+        """The lines of what was done and what was left alone."""
+        lines = ["done", *(table(self.applied) or ["  nothing"])]
+        return [*lines, "left alone", *table(self.skipped)] if self.skipped else lines
+
+    def _lines(self, table: Table) -> list[str]:
+        """The lines of the whole text."""
         lines = [
             f"oxytorch.optimize: {self.model}, {self.dtype}, {self.seconds:.2f} s, parameters "
             f"{size(self.bytes_before)} -> {size(self.bytes_after)}"
         ]
-        lines += self.sections()
+        lines += self._sections(table)
         if self.verified is not None:
             lines.append(
                 "verified: largest difference {difference:.2e} of the largest output "
@@ -68,22 +84,36 @@ class Report:
             lines += [f"  {name:<32} {text}" for name, text in self.tuned["lines"]]
         if self.calls:
             lines += ["calls", *(f"  {line}" for line in self.calls)]
-        return "\n".join(lines)
+        return lines
+
+
+def _places(entries: list[Entry]) -> dict[tuple[str, str], list[str]]:
+    """The modules of which the same was said."""
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for entry in entries:
+        places[entry.pass_name, entry.detail].append(entry.module or "(the model)")
+    return places
+
+
+def _full_table(entries: list[Entry]) -> list[str]:
+    """A line for what differs only in the module, and one below it for each module."""
+    lines = []
+    for (name, detail), modules in _places(entries).items():
+        lines.append(f"  {name:<14}{len(modules):>4} x {detail}")
+        lines += [f"{'':<23}{module}" for module in dict.fromkeys(modules)]
+    return lines
 
 
 def _table(entries: list[Entry]) -> list[str]:
     """One line for what differs only in the module; numbers in many module paths become stars."""
-    places: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for entry in entries:
-        places[entry.pass_name, entry.detail].append(entry.module or "(the model)")
     lines = []
-    for (name, detail), modules in places.items():
+    for (name, detail), modules in _places(entries).items():
         found = [*dict.fromkeys(modules)]
         if len(found) > SHOWN:
             found = [*dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", each) for each in found)]
         more = f", and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         shown = f"{', '.join(found[:SHOWN])}{more}"
-        lines.append(f"  {name:<14}{len(modules):>4} x {detail:<44} {shown}".rstrip())
+        lines.append(f"  {name:<14}{len(modules):>4} x {detail:<43}  {shown}".rstrip())
     return lines
 
 

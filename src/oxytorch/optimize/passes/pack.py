@@ -170,9 +170,9 @@ def _pack(context: OptimizeContext, module: nn.Module, beside: bool) -> str | No
     del weight
     note_freed(bytes_of_plain)
     detail = "" if dtype == before else f" as {str(dtype).removeprefix('torch.')}"
-    what = "the weight it shares" if beside else _beside(packed)
+    what = "the weight that an embedding shares" if beside else _beside(packed)
     if what:
-        detail += f", beside {what}: +{bytes_of_plain / 2**20:.1f} MiB"
+        detail += f", second copy: {what}, +{bytes_of_plain / 2**20:.1f} MiB each"
     for owner in owners:
         context.applied("pack", owner, f"{type(owner).__name__}{detail}")
     return None
@@ -279,8 +279,8 @@ def _beside(weight: PackedTensor) -> str | None:
     if not isinstance(weight, PackedLinearWeight):
         return None
     if weight.most_rows:
-        return f"{'another order' if weight.has_other_order else 'the plain weight'}, for many rows"
-    return "the plain weight, for few rows" if weight.least_rows else None
+        return f"{'another layout' if weight.has_other_order else 'plain'}, for inputs of many rows"
+    return "plain, for inputs of few rows" if weight.least_rows else None
 
 
 def like_program(own: Geometry, size: tuple[int, ...], weight: torch.Tensor) -> Convolution:

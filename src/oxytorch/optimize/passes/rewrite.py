@@ -8,11 +8,13 @@ others are called as before.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from ...core.packed import PackedTensor
 from ...graph.errors import CaptureError
+from ...graph.fused import FusedLayer
 from ...graph.patterns import Choices, Match, Patterns, values_in
 from ...graph.record import Record
 from ...graph.region import Region, RegionSource, program
@@ -52,6 +54,17 @@ def run(context: OptimizeContext) -> None:
         programs.setdefault(record.calls[number].module, []).append((made, home))
     for module, found in programs.items():
         _install(context, module, found)
+
+
+def settle(context: OptimizeContext) -> None:
+    """Say of layers that were not packed in the end that what was fused to them runs after them."""
+    entries = context.log.report.entries
+    for entry, layer in context.fused:
+        is_packed = isinstance(layer._parameters.get("weight"), PackedTensor)
+        if is_packed or layer in context.of_integers:
+            continue
+        detail = f"{entry.detail}, as separate kernels: the layer is not packed"
+        entries[:] = [replace(e, detail=detail) if e is entry else e for e in entries]
 
 
 def _programs(
@@ -148,6 +161,8 @@ def _install(
     for _, home in distinct.values():
         for match in home.matches:
             context.applied("fuse", module, match.description)
+            if isinstance(match.run, FusedLayer):
+                context.fused.append((context.log.report.entries[-1], match.run.module))
             context.fused_layers.update(match.layers)
             if match.folded is not None:
                 context.folds[match.folded.layer] = match.folded

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,7 +30,13 @@ from ...rewriting.copies import Separation, copied
 from ...rewriting.measure import steady_heap
 from ...rewriting.memory import nbytes
 from ...rewriting.predecessor import CONVERT, QUANTIZE, leads_on
-from ...rewriting.refusals import check_data, check_evaluation, check_module, check_not_optimized
+from ...rewriting.refusals import (
+    check_data,
+    check_evaluation,
+    check_module,
+    check_not_optimized,
+    names_in,
+)
 from ..weight_only import Progress, shown
 from .prepare import (
     OTHERWISE,
@@ -317,6 +324,7 @@ def quantize(
     calibration_data: Iterable[Any],
     config: Int8StaticActivationInt8Weight | None = None,
     *,
+    keep: Iterable[str] = (),
     dtype: torch.dtype | None = None,
     progress: bool | Progress = False,
 ) -> _Model:
@@ -327,16 +335,19 @@ def quantize(
         keyword arguments. The model is run on each, to find the ranges of its activations; 32 to
         500 typical ones are enough. The first one is the example of `prepare`.
     config: how ranges are chosen. None is `Int8StaticActivationInt8Weight()`.
+    keep: layers that stay in floating point: paths of layers or of modules with layers below them,
+        and patterns with *.
     dtype: of what is not computed with integers, as in `convert`. None keeps dtypes.
     progress: True prints a line to standard error; a callable receives the number of finished
         calls, of all (0 where that is not known), and "".
 
     This is `prepare`, a call for each input, and `convert`. It raises what these raise, and
-    ValueError if calibration_data is empty, or tells no layer's range.
+    ValueError if calibration_data is empty, or tells no layer's range, and if a name in keep fits
+    no module.
     """
     check_data("quantize", "calibration_data", calibration_data)
-    config = config or Int8StaticActivationInt8Weight()
-    watching = _calibrated(model, calibration_data, config, shown(progress))
+    config, kept = config or Int8StaticActivationInt8Weight(), names_in("quantize", "keep", keep)
+    watching = _calibrated(model, calibration_data, config, kept, shown(progress))
     calibration = calibration_of(watching)
     assert isinstance(calibration, Calibration)
     why = calibration.why_nothing()
@@ -346,24 +357,41 @@ def quantize(
             "500 typical inputs"
         )
     recipe = calibration.recipe()
+    for name in kept:
+        recipe = recipe.set(name, "float") if recipe.has(name) else recipe
     _warn_of_constants(recipe)
     calibration.forget_programs()  # which hold what folds made of weights
     return convert(watching, recipe, dtype=dtype)
+
+
+def _check_kept(watching: nn.Module, keep: Sequence[str]) -> None:
+    """Raise ValueError for a name that fits neither a layer nor a module."""
+    calibration = calibration_of(watching)
+    assert calibration is not None
+    paths = [*calibration.layers, *(path for path, _ in watching.named_modules() if path)]
+    for name in keep:
+        if not any(fnmatchcase(path, name) for path in paths):
+            raise ValueError(
+                f"quantize: expected keep to name layers, modules or patterns, got {name!r}, which "
+                f"fits none; layers are {', '.join([*calibration.layers][:5])} ..."
+            )
 
 
 def _calibrated(
     model: _Model,
     calibration_data: Iterable[Any],
     config: Int8StaticActivationInt8Weight,
+    keep: Sequence[str],
     show: Progress,
 ) -> _Model:
     """A copy of a model that was prepared and has seen the data. Raises ValueError for data of no
-    inputs, and for inputs that it cannot be called with."""
+    inputs, for inputs that it cannot be called with, and for names in keep that fit no module."""
     watching: _Model | None = None
     count, total = 0, len(calibration_data) if isinstance(calibration_data, Sized) else 0
     for data in calibration_data:
         if watching is None:
             watching = prepared(model, config, data, "quantize", "calibration_data[0]")
+            _check_kept(watching, keep)
         show(count, total, "")
         sample = SampleInput(data)
         try:

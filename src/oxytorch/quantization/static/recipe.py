@@ -100,6 +100,10 @@ class Recipe:
         changed = {name: _computed(name, self.layers[name], compute) for name in found}
         return replace(self, layers={**self.layers, **changed})
 
+    def has(self, names: str) -> bool:
+        """Whether `set` would find layers by these names."""
+        return any(True for _ in self._named(names))
+
     def _named(self, names: str) -> Iterator[str]:
         for name in self.layers:
             own = name.partition("#")[0]
