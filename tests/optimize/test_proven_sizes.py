@@ -347,7 +347,11 @@ def test_the_report_tells_which_sizes_are_served_and_why_no_others() -> None:
     optimized = _shared(Layers(_by_kind).eval())
     report = oxytorch.explain(optimized)
     line = report.calls[1]
-    assert "not checked for other sizes" in line and "test_proven_sizes.py:" in line and "in _by_kind" in line
+    assert (
+        "not checked for other sizes" in line
+        and "test_proven_sizes.py:" in line
+        and "in _by_kind" in line
+    )
     assert line in str(report) and line in report.as_dict()["calls"]
     assert line in str(oxytorch.graph.explain(optimized, _x(2, 40)))
     plain = oxytorch.optimize(Layers().eval(), sample_input=_x(2, 40), passes=["kernels"])
