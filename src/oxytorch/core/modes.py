@@ -221,6 +221,7 @@ _asked_quickly = _chosen()
 
 
 def _mode() -> int:
+    """The mode of this thread, to which that of a default device does not count."""
     found = _asked_quickly()
     if found == OTHER and _has_default_device() and not has_function_modes():
         _count(_MODES, 1)
