@@ -229,6 +229,10 @@ def _set_elements(w: Tensor) -> None:
     w.data[torch.tensor([4, 5])] = torch.full((32,), 0.7)
 
 
+def _data_in_place(w: Tensor) -> None:
+    w.data *= 0.9999
+
+
 def _rows(w: Tensor) -> None:
     for row in w.data:
         row.div_(row.norm())
@@ -248,6 +252,11 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "foreach": lambda w: torch._foreach_mul_([w[0], w[5:9]], 0.3),
     "init": lambda w: nn.init.constant_(w[7], 0.1),
     "itself": lambda w: w.mul_(0.9),
+    "data in place": _data_in_place,
+    "own data": lambda w: setattr(w, "data", w.data),
+    "clamped data": lambda w: setattr(w, "data", w.data.clamp_(-0.25, 0.25)),
+    "turned data": lambda w: setattr(w, "data", w.data.flip(0)),
+    "data of another order": lambda w: setattr(w, "data", w.data.T.contiguous().T),
     "nothing": lambda w: w[:2].mul_(1.0),
 }
 

@@ -108,6 +108,19 @@ def test_layers_that_are_to_be_kept_stay_floating(keep: list[str], left: set[str
     assert error(run(quantized, data[0]), run(model, data[0])) < 0.05
 
 
+@pytest.mark.parametrize("keep", ["1", "1.*", "1.0"])
+def test_a_layer_is_kept_by_each_of_its_paths(keep: str) -> None:
+    shared = nn.Linear(32, 32)
+    model = nn.Sequential(
+        nn.Sequential(shared, nn.ReLU()), nn.Sequential(shared, nn.ReLU()), nn.Linear(32, 8)
+    ).eval()
+    data = [torch.randn(8, 32) for _ in range(4)]
+    config = Int8StaticActivationInt8Weight(only_faster=False)
+    layers = recipe_of(quantize(model, data, config, keep=[keep])).layers
+    left = {name.partition("#")[0] for name, own in layers.items() if own.compute == "float"}
+    assert left == {"0.0"}
+
+
 def test_names_to_be_kept_that_fit_nothing_are_told_before_calibration() -> None:
     seen = []
 

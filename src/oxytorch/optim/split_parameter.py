@@ -67,6 +67,10 @@ class SplitParameter(WatchedParameter):
     def data(self, value: Tensor) -> None:
         if value is self or (isinstance(value, ShownWeight) and self._take_back(value)):
             return
+        if isinstance(value, UpperHalf):
+            if split_views.is_whole(value, self):
+                return  # as `p.data += x` ends, for one
+            value = split_views.values_of(value)
         if value.dtype not in (torch.float32, torch.bfloat16):
             raise TypeError(
                 f"expected data of dtype torch.float32 for a split weight, got {value.dtype}; "

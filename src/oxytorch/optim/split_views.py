@@ -229,6 +229,16 @@ def values_of(value: UpperHalf) -> Tensor:
         return _joined(value.as_subclass(Tensor), value.low_bits)
 
 
+def is_whole(value: UpperHalf, parameter: Tensor) -> bool:
+    """Whether a view is all of a split parameter, as it lies in memory."""
+    with as_plain():
+        return (
+            value.data_ptr() == parameter.data_ptr()
+            and value.shape == parameter.shape
+            and value.stride() == parameter.stride()
+        )
+
+
 def _joined(upper: Tensor, low_bits: Tensor) -> Tensor:
     with plainly():
         values = formats.join(upper, low_bits)

@@ -357,7 +357,7 @@ def quantize(
             "500 typical inputs"
         )
     recipe = calibration.recipe()
-    for name in kept:
+    for name in _first_paths(watching, kept):
         recipe = recipe.set(name, "float") if recipe.has(name) else recipe
     _warn_of_constants(recipe)
     calibration.forget_programs()  # which hold what folds made of weights
@@ -368,13 +368,26 @@ def _check_kept(watching: nn.Module, keep: Sequence[str]) -> None:
     """Raise ValueError for a name that fits neither a layer nor a module."""
     calibration = calibration_of(watching)
     assert calibration is not None
-    paths = [*calibration.layers, *(path for path, _ in watching.named_modules() if path)]
+    modules = watching.named_modules(remove_duplicate=False)
+    paths = [*calibration.layers, *(path for path, _ in modules if path)]
     for name in keep:
         if not any(fnmatchcase(path, name) for path in paths):
             raise ValueError(
                 f"quantize: expected keep to name layers, modules or patterns, got {name!r}, which "
                 f"fits none; layers are {', '.join([*calibration.layers][:5])} ..."
             )
+
+
+def _first_paths(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Names of modules, and the first paths of those that the names fit by another path."""
+    first = {module: path for path, module in model.named_modules()}
+    patterns = [pattern for name in names for pattern in (name, f"{name}.*")]
+    others = [
+        first[module]
+        for path, module in model.named_modules(remove_duplicate=False)
+        if path != first[module] and any(fnmatchcase(path, each) for each in patterns)
+    ]
+    return [*names, *others]
 
 
 def _calibrated(
