@@ -248,9 +248,12 @@ def test_weights_that_the_author_multiplies_by_hand_meet_float32_inputs() -> Non
     x = torch.randn(5, 6)
     for own in (model, twin):
         own(x).float().square().mean().backward()
-    torch.testing.assert_close(model(x).float(), twin(x), rtol=0.02, atol=0.02)
+    with torch.autocast("cpu", torch.bfloat16):
+        usual = twin(x).float()
+    wanted = twin(x)
+    assert (model(x).float() - wanted).norm() <= 1.5 * (usual - wanted).norm()
     for own, other in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(own.grad.float(), other.grad, rtol=0.05, atol=0.05)
+        assert (own.grad.float() - other.grad).norm() <= 0.05 * other.grad.norm() + 1e-3
 
 
 def test_pruned_weights_keep_every_bit() -> None:
