@@ -5,6 +5,10 @@ stand beside it.
 Layers compute with the upper half. To all other code it is the float32 weight: what reads it
 outside of the model's forward reads both parts, what writes it writes both, and its copies are
 plain float32.
+
+The classes, the choice of what a function is given, and a call on whole weights (`_Call`) ask for
+one another's types and so are one file; what needs none of that is in split_views, split_functions,
+split_contexts and split_storage.
 """
 
 from __future__ import annotations
