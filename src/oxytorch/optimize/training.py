@@ -22,6 +22,7 @@ from torch.optim.optimizer import Optimizer
 
 from .. import optim
 from ..core.interruption import pass_on_interruption
+from ..graph.forward import OwnSignature
 from ..optim import pending_splits, split_parameter
 from ..optim.compiler import never_compiled_alone
 from ..optim.optimizer import FusedOptimizer
@@ -38,8 +39,8 @@ from .training_modules import (
     ModelForward,
     OwnDtypeForward,
     ParametrizationForward,
+    PartForward,
     Saving,
-    UpperHalvesForward,
     is_layer,
 )
 
@@ -230,6 +231,8 @@ def _prepare_layers(
     kept = _named_float32(model, log)
     for module in modules:
         forward = None if module in inner else _forward(module, layers, module in kept)
+        if forward is None and module is not model and _is_part(module, layers):
+            forward = PartForward(module)
         if forward is not None:
             log.set_forward(module, forward)
         log.changes.append(AttributeSet(module, "_apply", ApplyRefusal(module)))
@@ -245,7 +248,7 @@ def _named_float32(model: nn.Module, log: ChangeLog) -> set[nn.Module]:
 
 def _forward(
     module: nn.Module, layers: list[nn.Module], is_kept: bool
-) -> UpperHalvesForward | None:
+) -> OwnSignature | None:
     """What the module's forward is to be, where it is not to stay.
 
     layers: those in bfloat16.
@@ -264,6 +267,13 @@ def _forward(
         # Amid others that return bfloat16 it is given its own dtype.
         return OwnDtypeForward(module)
     return None
+
+
+def _is_part(module: nn.Module, layers: list[nn.Module]) -> bool:
+    """Whether the module's own forward may call some of the layers."""
+    if "forward" in module.__dict__ or type(module).forward is nn.Module.forward:
+        return False
+    return any(below in layers for below in module.modules())
 
 
 def _watch_modules(model: nn.Module, log: ChangeLog) -> None:

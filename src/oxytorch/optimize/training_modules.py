@@ -35,19 +35,30 @@ def is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn")
 
 
-def _computes_itself(module: nn.Module) -> bool:
-    """Whether it is a layer of torch, and none that calls others and their hooks alone."""
-    return is_layer(module) and bool(module._parameters)
-
-
 class UpperHalvesForward(OwnSignature):
-    """A module's own forward, inside of which split parameters are their upper halves."""
+    """A module's own forward, inside of which split parameters are their upper halves: its class's,
+    or one that was set before."""
 
     stands_in = False
 
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.before = module.__dict__.get("forward")
+
+    def own(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward."""
+        if self.before is not None:
+            return self.before(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def is_layers(self) -> bool:
+        """Whether it is the code of a layer of torch, and none that calls others and their hooks
+        alone."""
+        return self.before is None and is_layer(self.module) and bool(self.module._parameters)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _computing(_computes_itself(self.module)), norms_in_one_dtype():
-            return type(self.module).forward(self.module, *args, **kwargs)
+        with _computing(self.is_layers()), norms_in_one_dtype():
+            return self.own(*args, **kwargs)
 
 
 class ModelForward(OwnSignature):
@@ -59,6 +70,8 @@ class ModelForward(OwnSignature):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self.inner = module.__dict__.get("forward", UpperHalvesForward(module))
+        if isinstance(self.inner, Bfloat16Forward):
+            self.inner.is_model = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -70,6 +83,19 @@ class ModelForward(OwnSignature):
         except UNFIT as error:
             explain_dtypes(error, partial(_advice, self.module))
             raise
+
+
+class PartForward(ModelForward):
+    """The forward of a part of the model that calls others.
+
+    Code outside of any forward that calls it (a method of the model, the training loop) gets
+    float32, as split weights are to that code, unless that has an autocast of its own.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _is_outermost(self.module):
+            return converted(super().__call__(*args, **kwargs), torch.float32)
+        return type(self.module).forward(self.module, *args, **kwargs)
 
 
 def _advice(model: nn.Module) -> str:
@@ -96,7 +122,13 @@ class Bfloat16Forward(UpperHalvesForward):
     Layers of torch are given bfloat16 and return it. While their parameters are plain float32, for
     no optimizer of ours holds them all, or one of them was replaced since or is made of others,
     they run under autocast, as other modules always do on the CPU.
+
+    Code outside of any forward gets float32, as of a `PartForward`.
+
+    is_model: whether it is the model itself, which returns bfloat16 to any code.
     """
+
+    is_model = False
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -119,15 +151,18 @@ class Bfloat16Forward(UpperHalvesForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
         layer = is_layer(module)
+        is_outermost = not self.is_model and _is_outermost(module)
         is_split = self._is_split()
         # Recurrent layers refuse inputs of another dtype than their weights', autocast or not.
         is_whole = not is_split and isinstance(module, nn.RNNBase)
         if layer and type(module) not in TAKE_ANY:
             dtype = torch.float32 if is_whole else torch.bfloat16
             args, kwargs = Conversion(dtype).arguments(args, kwargs)
-        weights = split_contexts.whole() if is_whole else _computing(_computes_itself(module))
+        weights = split_contexts.whole() if is_whole else _computing(self.is_layers())
         with weights, self._casting(layer, is_split, is_whole):
-            result = type(module).forward(module, *args, **kwargs)
+            result = self.own(*args, **kwargs)
+        if is_outermost:
+            return converted(result, torch.float32)
         return converted(result, torch.bfloat16) if layer and not is_split else result
 
 
@@ -141,7 +176,7 @@ class ParametrizationForward(UpperHalvesForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         is_computing = split_contexts.is_upper_half()
         with split_contexts.whole(), torch.autocast(_device(self.module), enabled=False):
-            result = type(self.module).forward(self.module, *args, **kwargs)
+            result = self.own(*args, **kwargs)
         return converted(result, torch.bfloat16) if is_computing else result
 
 
@@ -173,6 +208,19 @@ def _autocast(module: nn.Module) -> AbstractContextManager[None]:
     if _device(module) != "cpu" or torch.is_autocast_enabled("cpu"):
         return nullcontext()
     return torch.autocast("cpu", torch.bfloat16)
+
+
+@never_compiled_alone
+def _is_outermost(module: nn.Module) -> bool:
+    """Whether what calls the module is neither a forward of another nor code under autocast, and
+    sees whole weights: what torch's compiler looks at sees upper halves."""
+    if torch.compiler.is_compiling() or split_contexts.is_computing():
+        return False
+    device = _device(module)
+    if torch.is_autocast_enabled(device):
+        return False
+    # Activation checkpoints run parts again in backward, and bring back the CPU's autocast alone.
+    return device == "cpu" or torch._C._current_graph_task_id() == -1
 
 
 @never_compiled_alone
