@@ -28,6 +28,18 @@ NONE: frozenset[str] = frozenset()
             Uses(("self", "mat2", "out"), frozenset({"out"}), NONE, (False,) * 3, False, False),
         ),
         (_aten.t_.default, Uses(("self",), frozenset({"self"}), NONE, (False,), False, True)),
+        (
+            _aten.to.device,
+            Uses(
+                ("self", "device", "dtype", "non_blocking", "copy", "memory_format"),
+                NONE,
+                frozenset({"self"}),
+                (True, *[False] * 5),
+                True,
+                False,
+                True,
+            ),
+        ),
     ],
     ids=str,
 )

@@ -537,7 +537,7 @@ def test_a_pass_that_fails_leaves_the_model_as_it_was(monkeypatch: pytest.Monkey
         if calls == 2:
             raise MemoryError("no memory left")
 
-    monkeypatch.setattr(changes.ChangeLog, "keep_plain_state", failing)
+    monkeypatch.setattr(changes.ChangeLog, "prepare_for_packed", failing)
     with pytest.raises(MemoryError):
         oxytorch.optimize(model, inplace=True)
     assert not any("forward" in m.__dict__ for m in model.modules())

@@ -123,7 +123,7 @@ def _shown(value: Any, depth: int = 0) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().float().tolist()
     if isinstance(value, nn.Module):
-        kept = ("_forward_hooks", "forward", "_oxytorch", "change", "_state_dict_hooks")
+        kept = ("_forward_hooks", "forward", "_apply", "_oxytorch", "change", "_state_dict_hooks")
         return {n: _shown(v) for n, v in value.__dict__.items() if n not in kept}
     if isinstance(value, torch.Generator):
         return value.get_state().tolist()

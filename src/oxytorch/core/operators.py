@@ -21,6 +21,8 @@ class Uses(NamedTuple):
     takes_out: for each argument whether it is one of the latter.
     is_simple: whether nothing is written, and no argument is a list of tensors.
     is_of_form: whether what it writes is the shape and the memory of a tensor object, not values.
+    may_return_it: whether it calls others, and none where there is nothing to do, as `to` does
+        with the dtype that a tensor has. Inference mode passes such an operator on as it is.
     """
 
     names: tuple[str, ...]
@@ -29,6 +31,7 @@ class Uses(NamedTuple):
     takes_out: tuple[bool, ...]
     is_simple: bool
     is_of_form: bool
+    may_return_it: bool = False
 
 
 @functools.cache
@@ -46,6 +49,7 @@ def uses_of(func: Any) -> Uses:
         tuple(a.name in aliased for a in arguments),
         not written and not has_lists,
         bool(written) and func._schema.name.partition("::")[2] in _OF_FORM,
+        bool(aliased) and not written and func._can_decompose(),
     )
 
 

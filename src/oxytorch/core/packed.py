@@ -254,6 +254,10 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     @data.setter
     def data(self: _Self, values: Tensor) -> None:
+        if values is self:
+            return
+        if not isinstance(values, PackedTensor):
+            values = _ordinary(values)
         other = values if isinstance(values, PackedTensor) else self._around(values)
         if self._packs_in_place and type(other) is type(self) and other is not values:
             self._let_aliases_go()
@@ -407,6 +411,8 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         if func is _aten.clone.default and cls.copy is not PackedTensor.copy:
             return args[0].copy()  # of codes, which are more than the values
         uses = uses_of(func)
+        if uses.may_return_it:
+            return func.decompose(*args, **kwargs)
         if uses.is_simple and not kwargs:
             given_plain = zip(args, uses.takes_out, strict=False)
             return func(
@@ -459,6 +465,16 @@ def why_not_plain(weight: object) -> str | None:
 def _apart(plain: Tensor) -> Tensor:
     """Another tensor object over the same values; those of a compiler's tensor are for it alone."""
     return plain.detach() if type(plain) is Tensor else plain
+
+
+def _ordinary(values: Tensor) -> Tensor:
+    """Values made in inference mode as a tensor over their memory that may be used outside too."""
+    if type(values) is not Tensor or not values.is_inference():
+        return values
+    with torch.inference_mode(False), torch.no_grad(), no_modes():
+        place = values.storage_offset(), values.size(), values.stride()
+        empty = torch.empty(0, dtype=values.dtype, device=values.device)
+        return empty.set_(values.untyped_storage(), *place)
 
 
 @functools.cache

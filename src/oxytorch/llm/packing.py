@@ -194,7 +194,7 @@ class Packer(Products):
         own = nn.Parameter(values, before.requires_grad)
         self._replace(module, name, own, is_shared=len(self._owners.get(before, ())) > 1)
         if isinstance(tensor, PackedTensor) or is_part(tensor):
-            self.log.keep_plain_state(module)
+            self.log.prepare_for_packed(module)
         if isinstance(tensor, PackedTensor) and not already:
             is_panels = isinstance(tensor, (PanelWeight, ReorderedPanelWeight))
             kind = PanelForward if is_panels else OwnForward
@@ -234,7 +234,7 @@ class Packer(Products):
         stored = reordered(whole, transposed, None)
         own = nn.Parameter(stored, requires_grad=False)
         self.log.changes.append(Untied(module, "weight", own, (others[0], "weight")))
-        self.log.keep_plain_state(module)
+        self.log.prepare_for_packed(module)
         tied_state = TiedState(others[0])
         handle = module.register_state_dict_post_hook(tied_state)  # type: ignore[no-untyped-call]
         self.log.add_hook(module, "_state_dict_hooks", handle)

@@ -294,5 +294,5 @@ def install_at(
 
 def _serve(log: ChangeLog, module: nn.Module) -> None:
     """Give a module whose weight is packed its forward and a plain state dictionary."""
-    log.keep_plain_state(module)
+    log.prepare_for_packed(module)
     log.set_forward(module, PanelForward(module))

@@ -199,7 +199,7 @@ def install_other(
     log.changes.append(ParameterSet(module, name, parameter, is_shared=is_shared))
     if isinstance(module.__dict__.get("forward"), (ByteRecurrentForward, ByteTableForward)):
         return
-    log.keep_plain_state(module)
+    log.prepare_for_packed(module)
     recurrent = isinstance(module, nn.RNNBase)
     forward: Forward = ByteRecurrentForward(module) if recurrent else ByteTableForward(module)
     log.set_forward(module, forward)

@@ -14,6 +14,7 @@ from ..core.gradients import give_gradient
 from ..core.own_storage import is_part, with_own_storage
 from ..core.packed import PackedTensor
 from ..ops.panels import PanelWeight
+from .conversions import ApplyToPacked
 from .report import Entry, Report
 
 ATTRIBUTE = "_oxytorch"
@@ -303,10 +304,12 @@ class ChangeLog:
         """Note a hook that was registered; registry: the attribute that holds it."""
         self.changes.append(HookAdded(module, registry, handle.id))
 
-    def keep_plain_state(self, module: nn.Module) -> None:
-        """Let a module's state dictionary have plain tensors of their own (see `plain_state`)."""
+    def prepare_for_packed(self, module: nn.Module) -> None:
+        """Let a module's state dictionary have plain tensors of their own (see `plain_state`), and
+        conversions that change nothing leave its parameters alone."""
         if plain_state in module._state_dict_hooks.values():
             return
+        self.changes.append(AttributeSet(module, "_apply", ApplyToPacked(module)))
         handle = module.register_state_dict_post_hook(plain_state)  # type: ignore[no-untyped-call]
         self.add_hook(module, "_state_dict_hooks", handle)
 

@@ -162,7 +162,7 @@ def run(context: OptimizeContext) -> None:
                 converted = nn.Parameter(bias.detach().to(dtype), bias.requires_grad)
                 context.set_parameter(module, "bias", converted)
             context.log.set_forward(module, JoinedForward(module, index, group, converts))
-            context.log.keep_plain_state(module)
+            context.log.prepare_for_packed(module)
             context.applied("join", module, f"one of {len(modules)} layers computed together")
 
 

@@ -65,7 +65,7 @@ def run(context: OptimizeContext) -> None:
             assert parameter is not None
             if name.startswith("weight") or values.dtype != parameter.dtype:
                 context.set_parameter(module, name, _parameter(values, parameter.requires_grad))
-        context.log.keep_plain_state(module)
+        context.log.prepare_for_packed(module)
         context.log.set_forward(module, LstmForward(module, converts))
         context.applied("lstm", module, "LSTM with packed weights")
 

@@ -160,7 +160,7 @@ def _pack(context: OptimizeContext, module: nn.Module, beside: bool) -> str | No
     converts = {owner for owner in owners if context.is_converted(owner) or is_met_by_others}
     context.set_parameter(module, "weight", packed.as_parameter(weight.requires_grad))
     for owner in owners:
-        context.log.keep_plain_state(owner)
+        context.log.prepare_for_packed(owner)
         if type(owner) is nn.Embedding:
             continue
         if bias is not None and owner._parameters["bias"].dtype != dtype:  # type: ignore[union-attr]
