@@ -246,9 +246,7 @@ def _named_float32(model: nn.Module, log: ChangeLog) -> set[nn.Module]:
     return {module for path, module in named if asked(path, module, rules) == torch.float32}
 
 
-def _forward(
-    module: nn.Module, layers: list[nn.Module], is_kept: bool
-) -> OwnSignature | None:
+def _forward(module: nn.Module, layers: list[nn.Module], is_kept: bool) -> OwnSignature | None:
     """What the module's forward is to be, where it is not to stay.
 
     layers: those in bfloat16.
