@@ -171,7 +171,7 @@ COPIED = (
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_elements_of_weights_are_float32_and_the_upper_half_beside_16_bits(name: str) -> None:
+def test_elements_of_weights_are_float32_beside_16_bits_too(name: str) -> None:
     torch.manual_seed(0)
     seen: list[Tensor] = []
 
@@ -187,11 +187,98 @@ def test_elements_of_weights_are_float32_and_the_upper_half_beside_16_bits(name:
         model(torch.zeros(1, 32))
         exact = MOVED[name](stock.weight).double()
     assert torch.equal(seen[0], exact), "all bits of the weight"
-    is_view = name not in COPIED
-    assert type(seen[1]) is Tensor
-    assert seen[1].dtype == (torch.bfloat16 if is_view else torch.float32)
+    assert type(seen[1]) is Tensor and seen[1].dtype == torch.float32
+    assert torch.equal(seen[1].double(), (1 + exact.float()).double())
     copied = pickle.loads(pickle.dumps(seen[2]))
     assert copied.dtype == torch.float32 and torch.equal(copied.double(), exact)
+
+
+PROMOTING: dict[str, Callable[[Own, Tensor], Tensor]] = {
+    "sum": lambda own, y: y + own.weight[0],
+    "of the weight": lambda own, y: own.weight[0] + y,
+    "product": lambda own, y: y * own.weight[0],
+    "where": lambda own, y: torch.where(y > 0, y, own.weight[0]),
+    "cat": lambda own, y: torch.cat([y, own.weight]),
+    "stack": lambda own, y: torch.stack([y[0], own.weight[0]]),
+    "maximum": lambda own, y: torch.maximum(y, own.weight[0]),
+    "lerp": lambda own, y: torch.lerp(y.float(), own.weight[0], 0.3),
+    "exponential": lambda own, y: y * own.weight[0].exp(),
+    "logaddexp": lambda own, y: torch.logaddexp(y, own.weight[0]),
+    "in place": lambda own, y: y.float().add_(own.weight[0]),
+}
+
+
+@pytest.mark.parametrize("name", PROMOTING)
+def test_weights_beside_outputs_of_layers_are_float32_as_under_autocast(name: str) -> None:
+    torch.manual_seed(0)
+    seen: list[Tensor] = []
+
+    def code(own: Own, x: Tensor) -> Tensor:
+        seen.append(PROMOTING[name](own, x @ own.weight))
+        return seen[-1]
+
+    stock, x = Own(code), torch.randn(4, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = stock(x)
+    optimizer = torch.optim.SGD(stock.parameters(), lr=0.1)
+    model, _ = oxytorch.optimize(stock, optimizer=optimizer, dtype=torch.bfloat16)
+    model(x)
+    assert seen[-1].dtype == expected.dtype == torch.float32
+    torch.testing.assert_close(seen[-1], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_tables_of_numbers_stay_float32(kind: type[nn.Module]) -> None:
+    class Energies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 1)
+            self.reference = kind(100, 1)
+            nn.init.normal_(self.reference.weight, -108.8, 0.3)  # type: ignore[arg-type]
+
+        def forward(self, x: Tensor, atoms: Tensor) -> Tensor:
+            reference = self.reference(atoms if kind is nn.Embedding else atoms[:, None])
+            return self.layer(x) + reference.view(-1, 1)
+
+    torch.manual_seed(0)
+    stock = Energies()
+    x, atoms = torch.randn(6, 8), torch.randint(100, (6,))
+    optimizer = torch.optim.AdamW(stock.parameters(), lr=1e-3)
+    model, trained = oxytorch.optimize(stock, optimizer=optimizer, dtype=torch.bfloat16)
+    torch.testing.assert_close(model(x, atoms), stock(x, atoms), rtol=0, atol=0.02)
+    model(x, atoms).sum().backward()
+    trained.step()
+    assert model.reference.weight.dtype == torch.float32
+    assert "fewer than 8 columns" in str(oxytorch.explain(model).full())
+
+
+def test_a_recurrence_over_a_weight_grows_as_under_autocast() -> None:
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 5)
+            self.start = nn.Parameter(torch.zeros(5))
+            self.between = nn.Parameter(torch.randn(5, 5) / 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            emissions = self.layer(x)
+            state = self.start + emissions[0]
+            for each in emissions[1:]:
+                state = torch.logsumexp(state[:, None] + self.between, 0) + each
+            return torch.logsumexp(state, 0)
+
+    torch.manual_seed(0)
+    stock, x = Chain(), torch.randn(300, 8)
+    optimizer = torch.optim.SGD(stock.parameters(), lr=0.1)
+    model, _ = oxytorch.optimize(stock, optimizer=optimizer, dtype=torch.bfloat16)
+    expected, found = stock(x), model(x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=0.1)
+    expected.backward()
+    found.backward()
+    assert model.between.grad is not None and stock.between.grad is not None
+    difference = model.between.grad.float() - stock.between.grad
+    assert difference.norm() < 0.05 * stock.between.grad.norm()  # each step's is rounded
 
 
 def test_what_a_model_returns_of_its_weights_is_an_ordinary_tensor() -> None:

@@ -286,10 +286,12 @@ def _moved(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _computes_in_16_bits(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a function in the author's code computes with upper halves: products and tables, as
-    under autocast, and what is given another tensor of 16 bits."""
+    """Whether a function in the author's code computes with upper halves: products and tables, and
+    what is given another tensor of 16 bits and does not promote it, as under autocast."""
     if name in split_functions.ONE_DTYPE or name in split_functions.LOOKS_UP:
         return True
+    if name in split_functions.PROMOTES:
+        return False
     return any(map(_is_narrow, leaves((args, kwargs))))
 
 

@@ -54,6 +54,9 @@ _FUSED: dict[type, type[FusedOptimizer]] = {
 _DEVICES = ("cpu", "cuda", "xpu")
 """Where there are fused steps."""
 
+_FEATURES = 8
+"""Columns below which a table stays float32: reference energies, biases of users and items."""
+
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 """Hooks that the user registered; copying an optimizer loses them."""
 
@@ -323,6 +326,8 @@ def _refusal(module: nn.Module) -> str | None:
     """Why the module's own parameters are not split, or None."""
     if getattr(module, "sparse", False):
         return "its gradients are sparse, and go torch's way"
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.embedding_dim < _FEATURES:
+        return f"rows of fewer than {_FEATURES} columns are numbers more often than features"
     for parameter in filterfalse(_is_split, _floats(module)):
         if type(parameter) is not nn.Parameter or parameter.device.type not in _DEVICES:
             return f"holds a {type(parameter).__name__} on {parameter.device}"
