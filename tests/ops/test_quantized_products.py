@@ -11,6 +11,7 @@ from oxytorch import isa, ops, testing
 from oxytorch.ops._quantized import pack_weight, padded, random_bytes
 from oxytorch.ops.panels.epilogues import ACTIVATIONS, ADDED, is_gated
 from oxytorch.ops.quantized_convolution import pack_convolution
+from oxytorch.program.program import Program
 
 pytestmark = NEEDS_LIBRARY
 
@@ -132,6 +133,40 @@ def test_convolutions_are_exact_however_they_are_split(level: str, side: int, ki
             with isa.use(level), testing.settings(split=split):
                 result = ops.quantized_convolution(*args, *rest)  # type: ignore[arg-type]
             assert torch.equal(result, wanted), (images, channels, outputs, kernel)
+
+
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.10"), reason="torch 2.10 makes no tensors with a deleter"
+)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", BYTES)
+def test_weights_that_nobody_packed_are_multiplied_with_what_was_written(
+    level: str, kind: str
+) -> None:
+    torch.manual_seed(7)
+    for channels, outputs, kernel, groups in (
+        (3, 16, 3, 1),
+        (3, 16, 7, 1),
+        (16, 40, 3, 1),
+        (12, 24, 3, 4),
+        (24, 24, 3, 24),
+        (18, 20, 1, 1),
+    ):
+        x = random_bytes(2, channels, 13, 13, dtype=BYTES[kind])
+        weight = random_bytes(outputs, channels // groups, kernel, kernel, dtype=torch.int8)
+        panels, scales, sums = pack_convolution(weight, torch.rand(outputs), groups)
+        panels = torch.randint_like(panels, 256)  # none of what is a zero where it was packed
+        sizes = f"[ {kernel} {kernel} ] {outputs} none none [ 1 1 ] [ 1 1 1 1 ] [ 1 1 ] {groups}"
+        program = Program(
+            f"inputs 1 0 3\n%4 = oxytorch::quantized_convolution %0 0.5 3 %1 %2 %3 {sizes} none 0 "
+            '"none" "float32" none 0\n%5 = aten::neg %4\noutputs %5',
+            [panels, scales, sums],
+        )
+        with isa.use(level):
+            with testing.arenas(used=False):
+                wanted = program([x])[0][0]
+            with testing.arenas(poisoned=True):
+                assert torch.equal(program([x])[0][0], wanted), (channels, kernel, groups)
 
 
 @pytest.mark.parametrize("level", LEVELS)

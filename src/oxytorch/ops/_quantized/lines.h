@@ -171,6 +171,11 @@ static void multiply_lines_part(const ByteLinesArgs& args, std::int64_t part, st
   ByteGemmArgs product = args.product;
   ByteGemm gemm{.args = product, .finish = finish_of(product.result)};
   LinesChunk chunk{};
+  const WindowArgs& windows = args.windows.args;
+  if (!args.lie_well && windows.dims[2].kernel * windows.channels % 4 != 0) {
+    // The last windows of lines are read beyond their ends, up to a multiple of 4 elements.
+    std::memset(memory, 0, static_cast<std::size_t>(args.scratch_bytes));
+  }
   std::int64_t written = -1;
   for (std::int64_t i = part * items / args.parts; i < (part + 1) * items / args.parts; ++i) {
     if (i / args.ranges != written) {
@@ -179,7 +184,7 @@ static void multiply_lines_part(const ByteLinesArgs& args, std::int64_t part, st
       if (!args.lie_well) write_lines(args, chunk, memory);
     }
     const std::int64_t range = i % args.ranges, count = chunk.lines * chunk.columns;
-    const std::int64_t first = chunk.line * args.windows.args.dims[2].out_size + chunk.column;
+    const std::int64_t first = chunk.line * windows.dims[2].out_size + chunk.column;
     const std::int64_t end = (range + 1) * panel_groups / args.ranges;
     for (std::int64_t row = 0; row < count; row += kItemRows) {
       const std::int64_t rows = count - row < kItemRows ? count - row : kItemRows;

@@ -138,6 +138,28 @@ struct LineCopy {
 };
 #endif
 
+// Lines of windows are padded to a multiple of 4 elements.
+OXY_INLINE std::int64_t window_line_bytes(const WindowArgs& windows, bool in_pairs) {
+  return (windows.dims[2].kernel * windows.channels + 3) / 4 * (in_pairs ? 8 : 4);
+}
+
+// Writes zeros behind lines of windows and behind the last one, where no window is written: what
+// lies there is multiplied too, with zeros unless a weight was packed otherwise.
+static void clear_padding(const ByteWindowsArgs& args, std::uint8_t* row) {
+  const WindowArgs& windows = args.windows.args;
+  const bool in_pairs = args.bytes == Bytes::pairs;
+  const std::int64_t line_bytes = window_line_bytes(windows, in_pairs);
+  const std::int64_t used = windows.dims[2].kernel * windows.channels * (in_pairs ? 2 : 1);
+  const std::int64_t lines = windows.dims[0].kernel * windows.dims[1].kernel;
+  const std::int64_t row_bytes = args.product.x.row_bytes, end = lines * line_bytes;
+  for (std::int64_t r = 0; r < args.chunk_rows; ++r, row += row_bytes) {
+    for (std::int64_t at = used; at < end && used < line_bytes; at += line_bytes) {
+      std::memset(row + at, 0, static_cast<std::size_t>(line_bytes - used));
+    }
+    std::memset(row + end, 0, static_cast<std::size_t>(row_bytes - end));
+  }
+}
+
 // The lines of the window at `first` of an image, one after the other.
 template <class T, bool in_pairs>
 OXY_INLINE void write_window(const ByteWindowsArgs& args, const T* image,
@@ -145,8 +167,7 @@ OXY_INLINE void write_window(const ByteWindowsArgs& args, const T* image,
                              WindowWriter<T, in_pairs>& writer) {
   const WindowArgs& windows = args.windows.args;
   const WindowDim *dims = windows.dims, &last = dims[2];
-  // Lines are padded to a multiple of 4; what lies there is multiplied with zeros.
-  const std::int64_t line_bytes = (last.kernel * windows.channels + 3) / 4 * (in_pairs ? 8 : 4);
+  const std::int64_t line_bytes = window_line_bytes(windows, in_pairs);
   const Inside columns = inside(last, first[2]);
   const bool is_copied = !in_pairs && writer.added == 0 && columns.begin == 0 &&
                          columns.end == last.kernel &&
@@ -187,7 +208,6 @@ static void write_windows(const ByteWindowsArgs& args, std::int64_t group, std::
     for (int d = 0; d < kWindowDims; ++d) first[d] = place.at[d] * dims[d].stride - dims[d].padding;
     const T* image = static_cast<const T*>(windows.x) + place.image * windows.image_stride +
                      group * windows.channels;
-    // What lies behind is multiplied with zeros.
     write_window(args, image, first, copy, writer);
   }
 }
@@ -237,6 +257,8 @@ static void multiply_windows_part(const ByteWindowsArgs& args, std::int64_t part
 #if OXY_HAS_TILES
   gemm.waiting.finish = gemm.finish;
 #endif
+  std::uint8_t* const memory = args.scratch + part * args.scratch_bytes;
+  clear_padding(args, memory);
   std::int64_t written = -1;
   for (std::int64_t i = part * items / args.parts; i < (part + 1) * items / args.parts; ++i) {
     if (i / ranges != written) {
@@ -244,7 +266,6 @@ static void multiply_windows_part(const ByteWindowsArgs& args, std::int64_t part
       const std::int64_t group = written / chunks, row = written % chunks * args.chunk_rows;
       const std::int64_t left = args.rows - row;
       const std::int64_t rows = left < args.chunk_rows ? left : args.chunk_rows;
-      std::uint8_t* memory = args.scratch + part * args.scratch_bytes;
       write_windows(args, group, row, rows, memory);
       product = product_of(args.product, group, row, rows);
       product.x.values = memory;
