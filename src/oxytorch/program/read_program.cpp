@@ -13,6 +13,13 @@ void refuse(const std::string& what) { throw std::runtime_error("oxytorch progra
 
 namespace {
 
+// The gates of a recurrent operator of torch's that is given tensors, 0 of all others.
+std::int64_t gates_of(std::string_view target) {
+  if (target == "aten::lstm.input") return 4;
+  if (target == "aten::gru.input") return 3;
+  return target == "aten::rnn_tanh.input" || target == "aten::rnn_relu.input" ? 1 : 0;
+}
+
 // Reads the words of one line.
 class Words {
  public:
@@ -205,6 +212,7 @@ class Reader {
       step.overload = target.substr(std::min(dot + 1, target.size()));
       if (step.overload.empty()) step.own = OwnOperator::find(step.name);
       step.view = view_kind(target);
+      step.gates = gates_of(target);
     }
     for (word = words.next(); !word.empty(); word = words.next()) {
       step.arguments.push_back(argument(word, words));
@@ -218,6 +226,11 @@ class Reader {
 
   // Steps of our own have arguments of fixed kinds.
   void check(const Step& step, const std::vector<std::string_view>& results) {
+    if (step.gates && step.arguments.size() != 9) refuse(step.name + " takes 9 arguments");
+    if (step.name == "aten::embedding_bag" && step.arguments.size() > 4 &&
+        step.arguments[4].constant > 2) {
+      refuse(step.name + " takes modes 0 to 2");  // with others torch 2.11 ends the process
+    }
     if (step.kind == Kind::kOperator) return;
     using Kinds = std::vector<Argument::Kind>;
     Kinds found;

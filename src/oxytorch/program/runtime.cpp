@@ -16,6 +16,7 @@
 #include "core/modes.h"
 #include "core/parallel.h"
 #include "core/team.h"
+#include "program/recurrent_check.h"
 #include "program/steps.h"
 
 namespace oxytorch::runtime {
@@ -192,6 +193,7 @@ class Run {
                             is_planned ? step.places : 0);
     try {
       if (is_unseen_ && !step.lent.empty() && lend(step)) return;
+      if (step.gates) check_recurrent(recurrent_call(step));
       for (std::size_t i = 0; i < step.arguments.size(); ++i) stack_[i] = boxed(step.arguments[i]);
       if (is_unseen_ && step.own) {
         step.own->boxed(stack_.data(), stack_.size(), step.results.size());
@@ -305,6 +307,35 @@ class Run {
   std::int64_t size(const Argument& argument) const {
     return argument.kind == Argument::kSize ? sizes_[argument.slot]
                                             : static_cast<std::int64_t>(argument.constant);
+  }
+
+  // input, state or states, weights, has_biases, num_layers, dropout, train, bidirectional, and
+  // batch_first, as `read_program` checked.
+  RecurrentCall recurrent_call(const Step& step) const {
+    RecurrentCall call;
+    const auto shapes = [this](const Argument& argument) {
+      std::vector<Shape> found;
+      for_each_tensor(argument, [&](std::int32_t slot) {
+        std::int64_t dim = 0;
+        std::int64_t* sizes = nullptr;
+        check_call(aoti_torch_get_dim(handle(slot), &dim), "get_dim");
+        check_call(aoti_torch_get_sizes(handle(slot), &sizes), "get_sizes");
+        found.emplace_back(sizes, sizes + dim);
+      });
+      return found;
+    };
+    const auto holds = [&](std::size_t place) {
+      return torch::stable::detail::to<bool>(step.arguments[place].constant);
+    };
+    call.gates = step.gates;
+    call.input = shapes(step.arguments[0]).at(0);
+    call.states = shapes(step.arguments[1]);
+    call.weights = shapes(step.arguments[2]);
+    call.has_bias = holds(3);
+    call.layers = size(step.arguments[4]);
+    call.is_bidirectional = holds(7);
+    call.is_batch_first = holds(8);
+    return call;
   }
 
   // What the stack of a call holds for an argument; the callee owns it.

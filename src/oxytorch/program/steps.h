@@ -41,6 +41,7 @@ struct Step {
   std::vector<Argument> arguments;
   std::vector<std::int32_t> results;  // slots; -1 for none
   bool returns_list = false;
+  std::int64_t gates = 0;  // of a recurrent operator of torch's, whose sizes are checked
   char arithmetic = 0;
   Threads threads = Threads::kOne;
   bool gathers = false;  // another step for the team follows, and none of torch's before it
