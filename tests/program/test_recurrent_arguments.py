@@ -1,4 +1,4 @@
-"""Recurrent operators of torch in programs: what torch takes on trust is checked before each call."""
+"""Recurrent operators of torch in programs: what torch takes on trust is checked first."""
 
 from __future__ import annotations
 
@@ -102,5 +102,5 @@ def test_modes_of_embedding_bags_that_do_not_exist_are_refused(mode: int) -> Non
     program = Program(text.format(1) + "outputs %3", [])
     expected = nn.functional.embedding_bag(ids, table, offsets, mode="mean")
     torch.testing.assert_close(program([table, ids, offsets], [])[0][0], expected)
-    with pytest.raises((RuntimeError, ValueError), match="mode|number|argument"):
+    with pytest.raises((RuntimeError, ValueError), match=r"mode|number|argument"):
         Program(text.format(mode) + "outputs %3", [])([table, ids, offsets], [])
