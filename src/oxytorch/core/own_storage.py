@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .no_modes import no_modes
+
 
 def bytes_over(address: int, count: int, release: Callable[..., Any], *given: Any) -> Tensor:
     """A uint8 tensor [count] over memory at an address, not zero bytes.
@@ -63,3 +65,13 @@ def _references() -> int:
     tensor = torch.zeros(1, device="cpu")
     storage = tensor.untyped_storage()
     return sys.getrefcount(storage)
+
+
+def usable_anywhere(values: Tensor) -> Tensor:
+    """Values made in inference mode as a tensor over their memory that may be used outside too."""
+    if type(values) is not Tensor or not values.is_inference():
+        return values
+    with torch.inference_mode(False), torch.no_grad(), no_modes():
+        place = values.storage_offset(), values.size(), values.stride()
+        empty = torch.empty(0, dtype=values.dtype, device=values.device)
+        return empty.set_(values.untyped_storage(), *place)

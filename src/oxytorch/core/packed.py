@@ -17,7 +17,7 @@ from .cell import AliasPlace, Cell
 from .fields import Fields
 from .no_modes import DYNAMO, no_modes
 from .operators import PlainArguments, uses_of
-from .own_storage import is_aliased
+from .own_storage import is_aliased, usable_anywhere
 
 _Self = TypeVar("_Self", bound="PackedTensor")
 _aten = torch.ops.aten
@@ -257,7 +257,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         if values is self:
             return
         if not isinstance(values, PackedTensor):
-            values = _ordinary(values)
+            values = usable_anywhere(values)
         other = values if isinstance(values, PackedTensor) else self._around(values)
         if self._packs_in_place and type(other) is type(self) and other is not values:
             self._let_aliases_go()
@@ -465,16 +465,6 @@ def why_not_plain(weight: object) -> str | None:
 def _apart(plain: Tensor) -> Tensor:
     """Another tensor object over the same values; those of a compiler's tensor are for it alone."""
     return plain.detach() if type(plain) is Tensor else plain
-
-
-def _ordinary(values: Tensor) -> Tensor:
-    """Values made in inference mode as a tensor over their memory that may be used outside too."""
-    if type(values) is not Tensor or not values.is_inference():
-        return values
-    with torch.inference_mode(False), torch.no_grad(), no_modes():
-        place = values.storage_offset(), values.size(), values.stride()
-        empty = torch.empty(0, dtype=values.dtype, device=values.device)
-        return empty.set_(values.untyped_storage(), *place)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..core.converted import Conversion, converted
 from ..graph.boundary import UNFIT, explain_dtypes
-from ..graph.forward import OwnSignature
+from ..graph.forward import AroundForward, OwnSignature
 from ..graph.mixed_norms import norms_in_one_dtype
 from ..optim import split_contexts, split_views
 from ..optim.compiler import never_compiled, never_compiled_alone
@@ -35,30 +35,20 @@ def is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn")
 
 
-class UpperHalvesForward(OwnSignature):
+class UpperHalvesForward(AroundForward):
     """A module's own forward, inside of which split parameters are their upper halves: its class's,
     or one that was set before."""
 
     stands_in = False
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self.before = module.__dict__.get("forward")
-
-    def own(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward."""
-        if self.before is not None:
-            return self.before(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
-
     def is_layers(self) -> bool:
         """Whether it is the code of a layer of torch, and none that calls others and their hooks
         alone."""
-        return self.before is None and is_layer(self.module) and bool(self.module._parameters)
+        return self.inner is None and is_layer(self.module) and bool(self.module._parameters)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _computing(self.is_layers()), norms_in_one_dtype():
-            return self.own(*args, **kwargs)
+            return self.forward(*args, **kwargs)
 
 
 class ModelForward(OwnSignature):
@@ -160,7 +150,7 @@ class Bfloat16Forward(UpperHalvesForward):
             args, kwargs = Conversion(dtype).arguments(args, kwargs)
         weights = split_contexts.whole() if is_whole else _computing(self.is_layers())
         with weights, self._casting(layer, is_split, is_whole):
-            result = self.own(*args, **kwargs)
+            result = self.forward(*args, **kwargs)
         if is_outermost:
             return converted(result, torch.float32)
         return converted(result, torch.bfloat16) if layer and not is_split else result
@@ -176,7 +166,7 @@ class ParametrizationForward(UpperHalvesForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         is_computing = split_contexts.is_upper_half()
         with split_contexts.whole(), torch.autocast(_device(self.module), enabled=False):
-            result = self.own(*args, **kwargs)
+            result = self.forward(*args, **kwargs)
         return converted(result, torch.bfloat16) if is_computing else result
 
 
