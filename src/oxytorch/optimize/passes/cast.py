@@ -310,15 +310,26 @@ class CastInput(Forward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and type(args[0]) is Tensor:
-            weight = self.module._parameters.get("weight")
+            x, module = args[0], self.module
+            weight = module._parameters.get("weight")
             # The usual call: nothing to convert, or something that shows at once.
             if (
                 weight is not None
-                and weight.dtype is args[0].dtype
+                and weight.dtype is x.dtype
                 and torch._C._get_tracing_state() is None
             ):
-                return type(self.module).forward(self.module, args[0])
+                kind = type(module)
+                forward = kind.forward
+                if (
+                    _CONVOLVE.get(kind) is forward
+                ):  # what it does, without looking for the weights again
+                    return module._conv_forward(x, weight, module._parameters["bias"])  # type: ignore[operator]
+                return forward(module, x)
         return self.own(*args, **kwargs)
+
+
+_CONVOLVE: dict[type, Any] = {k: k.forward for k in (nn.Conv1d, nn.Conv2d, nn.Conv3d)}
+"""Torch's own forwards of convolutions, of these classes alone: others may make their weights."""
 
 
 class CastPoint(CastInput):
@@ -326,11 +337,16 @@ class CastPoint(CastInput):
     layer: oneDNN has no fast convolution for it in narrow dtypes, and torch no other one."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = self._at_one_position(args[0]) if len(args) == 1 and not kwargs else None
-        return super().__call__(*args, **kwargs) if found is None else found
+        if len(args) == 1 and not kwargs and type(args[0]) is Tensor:
+            x = args[0]
+            # Most inputs have more than one position along their last dimension.
+            found = self._at_one_position(x) if not x.dim() or x.size(-1) == 1 else None
+            if found is not None:
+                return found
+        return super().__call__(*args, **kwargs)
 
-    def _at_one_position(self, x: Any) -> Tensor | None:
-        if type(x) is not Tensor or x.shape[2:].numel() != 1:
+    def _at_one_position(self, x: Tensor) -> Tensor | None:
+        if x.shape[2:].numel() != 1:
             return None
         weight, bias = self.module._parameters.get("weight"), self._bias()
         if type(weight) is not nn.Parameter or weight.dtype is not x.dtype or bias is False:
