@@ -320,10 +320,10 @@ class CastInput(Forward):
             ):
                 kind = type(module)
                 forward = kind.forward
-                if (
-                    _CONVOLVE.get(kind) is forward
-                ):  # what it does, without looking for the weights again
-                    return module._conv_forward(x, weight, module._parameters["bias"])  # type: ignore[operator]
+                if _CONVOLVE.get(kind) is forward:
+                    # What it does, without a second look for the weights.
+                    bias = module._parameters["bias"]
+                    return module._conv_forward(x, weight, bias)  # type: ignore[operator]
                 return forward(module, x)
         return self.own(*args, **kwargs)
 
