@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ... import isa
 from ...core.packed import why_not_plain
 from ...graph.boundary import Boundary, BoundaryForward
 from ...graph.patterns import is_packable_convolution
@@ -36,19 +37,24 @@ USUAL_SIDES = {1: (1024, 512, 256, 128, 64), 2: (56, 28, 14, 7), 3: (16, 8, 4)}
 largest with at most so many elements and products."""
 MOST_ELEMENTS, MOST_PRODUCTS = 1 << 19, 1 << 27
 FIRST_CHANNELS, FIRST_SIDE = 4, {1: 16_000, 2: 224, 3: 32}
-"""Channels up to which a convolution is taken for a network's first, and the side of its input."""
+"""Channels up to which a convolution is taken for a network's first, unless its kernel has a single
+element as those that scale channels have, and the side of its input."""
 USUAL_ROWS, MOST_ROWS, FEW_PRODUCTS = 128, 1024, 1 << 22
 """Rows of the input of a linear layer, and more of a small one, up to so many products: such layers
 have many, as the first ones of vision models."""
 
-CLEAR = 2.0
+CLEAR, CLEAR_OF_GUESSES = 2.0, 3.0
 """How many times as long as a layer that keeps its dtype among others a converted one has to take:
-changes of dtype cost more inside a model than here, and inputs may be of other sizes."""
-GAIN_OF_LINEAR, GAIN_OF_CONVOLUTIONS, GAIN_OF_BATCHES = 1.05, 1.0, 1.1
+changes of dtype cost more inside a model than here, and inputs may be of other sizes. The last is
+for convolutions whose inputs' size is a guess, but for a network's first one."""
+GAIN_OF_LINEAR, GAIN_OF_CONVOLUTIONS = 1.05, 1.0
+GAIN_OF_BATCHES, GAIN_OF_BATCHES_IN_TILES = 1.1, 1.2
 """How many times as fast the layers have to be together in their own dtype for all to keep it. What
 stands around linear layers (attention, activations) gains by a narrow dtype too, while what stands
-around convolutions does not. The last is for convolutions of an unknown batch, which are timed with
-one image: where a narrow dtype loses a twentieth with one, it gains a fifth with eight."""
+around convolutions does not. The others are for convolutions of an unknown batch, which are timed
+with one image of a usual size: where a narrow dtype loses a twentieth with one, it gains a fifth
+with eight. With tiles those of MobileNetV2 lose a tenth by these times, while the model gains as
+much; those of EfficientNet lose a quarter, and the model a twentieth."""
 
 Times = tuple[float, ...]
 """Seconds in the own dtype, in it among converted layers, and in the dtype asked for: as it is and,
@@ -61,9 +67,10 @@ def choose(context: OptimizeContext) -> None:
         return
     layers = candidates(context)
     gains = [_gain_of(context, layer) for layer in layers]
+    clears = [_clear_of(context, layer) for layer in layers]
     times = [_times(context, layer) for layer in layers]
-    plain = slower([each[:3] for each in times], gains)
-    kept = slower(times, gains) if "pack" in context.passes else plain
+    plain = slower([each[:3] for each in times], gains, clears)
+    kept = slower(times, gains, clears) if "pack" in context.passes else plain
     context.packing_decides = kept != plain
     leave(context, {layers[number] for number in kept})
     if len(kept) == len(layers) > 0:
@@ -73,18 +80,26 @@ def choose(context: OptimizeContext) -> None:
 def _gain_of(context: OptimizeContext, layer: nn.Module) -> float:
     if context.recognizer.linear(layer) is not None:
         return GAIN_OF_LINEAR
-    return GAIN_OF_CONVOLUTIONS if layer in context.observed.input_sizes else GAIN_OF_BATCHES
+    if layer in context.observed.input_sizes:
+        return GAIN_OF_CONVOLUTIONS
+    return GAIN_OF_BATCHES_IN_TILES if isa.has("tiles") else GAIN_OF_BATCHES
 
 
-def slower(times: Sequence[Times], gains: Sequence[float]) -> set[int]:
+def _clear_of(context: OptimizeContext, layer: nn.Module) -> float:
+    is_known = context.recognizer.linear(layer) is not None or layer in context.observed.input_sizes
+    return CLEAR if is_known or _is_first(layer) else CLEAR_OF_GUESSES
+
+
+def slower(times: Sequence[Times], gains: Sequence[float], clears: Sequence[float]) -> set[int]:
     """The numbers of the layers that are too slow in the dtype asked for.
 
     gains: how many times as fast each counts to have to be in its own dtype.
+    clears: how many times as long as in its own dtype, among others, each has to take to keep it.
     """
     # Times have noise: among converted layers none is faster than alone.
     among = [max(own, between) for own, between, *_ in times]
     fastest = [min(converted) for _, _, *converted in times]
-    kept = {n for n, converted in enumerate(fastest) if converted > among[n] * CLEAR}
+    kept = {n for n, converted in enumerate(fastest) if converted > among[n] * clears[n]}
     mixed = sum(among[n] if n in kept else converted for n, converted in enumerate(fastest))
     unconverted = sum(own * gain for (own, *_), gain in zip(times, gains, strict=True))
     return {*range(len(times))} if unconverted <= mixed else kept
@@ -253,7 +268,7 @@ def _usual_size(module: Any, weight: Tensor) -> tuple[int, ...]:
             for step, length in zip(module.dilation, module.kernel_size, strict=True)
         ),
     )
-    if channels <= FIRST_CHANNELS:
+    if _is_first(module):
         side = FIRST_SIDE[dims]
     else:
         positions = [s**dims for s in USUAL_SIDES[dims]]
@@ -266,3 +281,8 @@ def _usual_size(module: Any, weight: Tensor) -> tuple[int, ...]:
         )
         side = next(fits, USUAL_SIDES[dims][-1])
     return (1, channels, *[max(side, extent)] * dims)
+
+
+def _is_first(module: Any) -> bool:
+    """Whether a convolution may be a network's first one."""
+    return module.in_channels <= FIRST_CHANNELS and math.prod(module.kernel_size) > 1
