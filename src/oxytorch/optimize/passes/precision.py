@@ -285,4 +285,4 @@ def _usual_size(module: Any, weight: Tensor) -> tuple[int, ...]:
 
 def _is_first(module: Any) -> bool:
     """Whether a convolution may be a network's first one."""
-    return module.in_channels <= FIRST_CHANNELS and math.prod(module.kernel_size) > 1
+    return bool(module.in_channels <= FIRST_CHANNELS and math.prod(module.kernel_size) > 1)
