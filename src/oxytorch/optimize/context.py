@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.interruption import pass_on_interruption
+from ..core.layer_functions import replaced_in
 from ..graph.boundary import Boundary
 from ..graph.fused import Folded
 from ..graph.recognize import Recognizer
@@ -150,6 +151,10 @@ class OptimizeContext:
             elif _has_own(module) and not _is_ours(module.__dict__["forward"]):
                 self.patched.add(module)
                 self.closed.add(module)
+            elif (name := replaced_in(type(module))) is not None:
+                self.patched.add(module)
+                self.closed.add(module)
+                self.skipped("-", module, f"{name} of torch was replaced by other code")
             elif (device := _other_device(module)) is not None:
                 self.closed.add(module)
                 self.skipped("-", module, f"{type(module).__name__} is on device {device}")

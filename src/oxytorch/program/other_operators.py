@@ -6,7 +6,7 @@ step says better. A function returns what the node makes; None where its own ope
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -154,8 +154,15 @@ def _power(capture: Capture, node: fx.Node, x: Any, exponent: Any) -> Any:
     return square if exponent == 2 else capture.emit("aten::mul.Tensor", [square, own], Value())
 
 
-def _refused(capture: Capture, node: fx.Node, *_: Any) -> Any:
-    raise CaptureError(f"the library's way into torch cannot pass the sizes of {node.target}")
+def _resampled(capture: Capture, node: fx.Node, *arguments: Any) -> None:
+    """As it is by factors: the library's way into torch cannot pass sizes to these operators."""
+    if not is_by_factors(node.target, arguments):
+        raise CaptureError(f"the library's way into torch cannot pass the sizes of {node.target}")
+
+
+def is_by_factors(operator: Any, arguments: Sequence[Any]) -> bool:
+    """Whether an operator of `interpolate` is given factors, and no size."""
+    return operator._overloadname == "vec" and arguments[1] is None
 
 
 def _clamped(capture: Capture, node: fx.Node, x: Any, low: Any = None, high: Any = None) -> Any:
@@ -359,7 +366,7 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     _aten.transpose.int: _transpose,
     _aten.full.default: _full,
     _aten.full_like.default: _full,
-    **dict.fromkeys(RESAMPLING, _refused),
+    **dict.fromkeys(RESAMPLING, _resampled),
     _aten.quantize_per_tensor.default: _to_codes,
     _aten.dequantize.self: _from_codes,
     _aten.sym_size.int: _size_of,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from ..graph.errors import UnfitError
-from .other_operators import DTYPES, RESAMPLING
+from .other_operators import DTYPES, RESAMPLING, is_by_factors
 
 _aten = torch.ops.aten
 
@@ -52,7 +52,7 @@ def with_smaller_ones(write: Callable[[dict[Any, Callable[..., Any]]], _Written]
     Of the operators that a program cannot hold those that torch can write in smaller ones are, and
     no others, which are faster as they are. Raises CaptureError, which names one that it cannot.
     """
-    table = smaller_ones(RESAMPLING)
+    table = smaller_ones() | _RESAMPLING
     while True:
         try:
             return write(table)
@@ -150,6 +150,16 @@ def _unless_ours(operator: Any) -> Callable[..., Any]:
     return smaller
 
 
+def _unless_by_factors(operator: Any, written: Callable[..., Any]) -> Callable[..., Any]:
+    """Torch's way to resample by smaller operators, where a program has no step for it."""
+
+    def smaller(*arguments: Any) -> Any:
+        is_held = is_by_factors(operator, arguments)
+        return NotImplemented if is_held else written(*arguments)
+
+    return smaller
+
+
 _ROUNDED: dict[torch.dtype, Any] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 _OWN: dict[Any, Callable[..., Any]] = {
     _aten.histc.default: _histc,
@@ -164,3 +174,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     _aten.rrelu_with_noise_functional.default: _rrelu_and_noise,
 }
 _ACTIVATIONS = {each: _unless_ours(each) for each in (_aten.elu.default, _aten.leaky_relu.default)}
+_RESAMPLING = {
+    operator: _unless_by_factors(operator, written)
+    for operator, written in get_decompositions(RESAMPLING).items()
+}
