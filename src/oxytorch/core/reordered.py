@@ -3,7 +3,7 @@ convolutions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -122,6 +122,7 @@ class _Stored:
     """The stored form of a reordered weight: see `ReorderedTensor`.
 
     packed: None while the plain values are out.
+    for_sizes: what `packed` holds for inputs of other sizes: itself, or in another order.
     """
 
     packed: Tensor | None
@@ -129,7 +130,9 @@ class _Stored:
     scale: Tensor | None = None
     correction: Tensor | None = None
     kept: Tensor | None = None
+    for_sizes: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     def nbytes(self) -> int:
         held = (self.packed, self.beside, self.correction, self.kept, self.scale)
-        return sum(int(_nbytes(t)) if t.is_mkldnn else t.nbytes for t in held if t is not None)
+        every = (*held, *(t for t in self.for_sizes.values() if t is not self.packed))
+        return sum(int(_nbytes(t)) if t.is_mkldnn else t.nbytes for t in every if t is not None)

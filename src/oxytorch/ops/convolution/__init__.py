@@ -6,9 +6,10 @@ Results come in channels-last order, the order that oneDNN's kernels like best.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +22,13 @@ from ..post_op import NO_POST_OP, PostOp, with_post_op
 T = TypeVar("T")
 
 _MKLDNN = torch.ops.mkldnn
+_POINTWISE: Any = _MKLDNN._convolution_pointwise.default
+
+MOST_SIZES, MOST_OF_SIZES = 16, 4 << 20
+"""Sizes of inputs besides the usual one for which the faster order of a weight is known, and
+bytes of the orders besides the usual one, unless it is one."""
+GAIN = 0.7
+"""The part of the time with the usual order that another one may take to be kept."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +86,43 @@ class PackedConvolutionWeight(ReorderedTensor):
         """The geometry that oneDNN sees: a 1-D convolution runs as a 2-D one of height 1."""
         return self.geometry.with_height() if self.dim() == 3 else self.geometry
 
+    def packed_for(self, x: torch.Tensor, call: Callable[[torch.Tensor], object]) -> torch.Tensor:
+        """What the kernel reads for an input.
+
+        An input of another size than the usual one may ask for another order, into which oneDNN
+        then brings the weight at every call, element by element where it has no kernel for that.
+        So the first such input is computed with both, and the weight is kept in its order too where
+        that is faster.
+
+        call: computes with a packed weight.
+        """
+        stored, size = self._current(), self.input_size
+        assert stored.packed is not None
+        if size is None or x.shape == size:
+            return stored.packed
+        key = tuple(x.shape)
+        found = stored.for_sizes.get(key)
+        if found is None:
+            found = self._faster(stored, key, call)
+            if len(stored.for_sizes) < MOST_SIZES:
+                stored.for_sizes[key] = found
+        return found
+
+    def _faster(
+        self, stored: Any, size: tuple[int, ...], call: Callable[[torch.Tensor], object]
+    ) -> torch.Tensor:
+        usual: torch.Tensor = stored.packed
+        others = {id(each) for each in stored.for_sizes.values() if each is not usual}
+        is_full = (len(others) + 1) * self.numel() * self.dtype.itemsize > MOST_OF_SIZES
+        if len(stored.for_sizes) >= MOST_SIZES or (others and is_full):
+            return usual
+        other = self._reordered(self._unpack(usual), size)
+        return other if _seconds(call, other) < GAIN * _seconds(call, usual) else usual
+
     def _pack(self, stored: torch.Tensor) -> torch.Tensor:
-        size = self.input_size
+        return self._reordered(stored, self.input_size)
+
+    def _reordered(self, stored: torch.Tensor, size: tuple[int, ...] | None) -> torch.Tensor:
         if self.dim() == 3:
             stored = stored.unsqueeze(2)
             size = None if size is None else (*size[:2], 1, *size[2:])
@@ -95,6 +138,14 @@ class PackedConvolutionWeight(ReorderedTensor):
     def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
         plain: torch.Tensor = packed.to_dense()
         return plain.reshape(self.shape)
+
+
+def _seconds(call: Callable[[torch.Tensor], object], packed: torch.Tensor) -> float:
+    """Of the second call, which finds the memory that the first one has used."""
+    call(packed)
+    begin = time.perf_counter()
+    call(packed)
+    return time.perf_counter() - begin
 
 
 def takes(x: torch.Tensor, weight: PackedConvolutionWeight) -> bool:
@@ -124,29 +175,31 @@ def convolution(
     g = weight.kernel_geometry
     if extra_padding is not None:
         g = g.padded((0,) * (len(g.padding) - len(extra_padding)) + extra_padding)
+    given = x
     if weight.dim() == 3:
         x = x.unsqueeze(2)
         other = None if other is None else other.unsqueeze(2)
     geometry = g.padding, g.stride, g.dilation, g.groups
     if bias is not None:
         bias = bias.contiguous()  # which oneDNN takes for granted
+    packed = weight.packed_for(
+        given, lambda order: _POINTWISE(x, order, bias, *geometry, "none", [], "")
+    )
     result: torch.Tensor
     if post_op.binary is None:
         fused = post_op if post_op.is_fused else NO_POST_OP
-        result = _MKLDNN._convolution_pointwise.default(
-            x, weight.packed, bias, *geometry, fused.onednn_name, fused.scalars, fused.algorithm
+        result = _POINTWISE(
+            x, packed, bias, *geometry, fused.onednn_name, fused.scalars, fused.algorithm
         )
         if fused is not post_op:
             result = post_op.after_(result)
     elif other is not None and _fits(x, other, weight, g):
         result = _MKLDNN._convolution_pointwise.binary(
-            x, other, weight.packed, bias, *geometry, post_op.binary, 1.0, None, [], None
+            x, other, packed, bias, *geometry, post_op.binary, 1.0, None, [], None
         )
         result = post_op.without_binary().after_(result)
     else:
-        result = _MKLDNN._convolution_pointwise.default(
-            x, weight.packed, bias, *geometry, "none", [], ""
-        )
+        result = _POINTWISE(x, packed, bias, *geometry, "none", [], "")
         result = post_op.after(result, other)
     return result.squeeze(2) if weight.dim() == 3 else result
 
