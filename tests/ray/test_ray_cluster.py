@@ -207,7 +207,7 @@ def test_replicas_of_a_language_model_give_the_answers_of_the_model_alone(tmp_pa
         response.raise_for_status()
         return str(response.json()["choices"][0]["text"])
 
-    with cluster(2):
+    with cluster(3):  # the replicas take two nodes, the rows the third
         url = started()
         serve.run(application(folder, replicas=2, context=128), route_prefix="/")
         with ThreadPoolExecutor(8) as pool:

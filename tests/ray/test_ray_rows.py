@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy
 import pytest
+import ray
 import torch
 from small_servers import application as served
 from small_servers import write_language_model
@@ -13,6 +15,7 @@ from starlette.testclient import TestClient
 from torch import nn
 
 import oxytorch
+from oxytorch.ray import writing
 from oxytorch.ray.rows import Rows
 
 
@@ -67,3 +70,15 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
         Rows(folder, options={"weights": "int5"})
     with pytest.raises(ValueError, match="expected 1 for a language model"):
         Rows(folder, ["text", "more"])
+
+
+def test_rows_that_would_wait_for_served_models_are_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray, "available_resources", lambda: {"memory": 1.0})
+    with pytest.warns(UserWarning, match=r"wait for 1 CPU of the cluster, of which 0 are free; .*"):
+        writing._tell_if_taken(1.0)
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 0.5})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        writing._tell_if_taken(0.5)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,13 +82,15 @@ def write_results(
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     nodes = plan(cores)
+    cpus = cpus_of_a_share(nodes)
+    _tell_if_taken(cpus)
     done = _keys(folder, key)
     _check_unique(done, key)
     written = _without(dataset, done, key).map_batches(
         _Batches(str(model), columns, request, options, cores, str(folder), key),
         batch_size=batch_size,
         batch_format="numpy",
-        num_cpus=cpus_of_a_share(nodes),
+        num_cpus=cpus,
         compute=TaskPoolStrategy(size=workers or sum(len(node.shares) for node in nodes)),
     )
     rows, errors, batches, processes = _counted(written, progress)
@@ -95,6 +98,18 @@ def write_results(
     skipped, overhead = sum(map(len, done)), _overhead(processes.values())
     repeated = sum(each["batches"] for each in processes.values()) - batches
     return Written(rows, skipped, errors, time.monotonic() - begin, overhead, repeated)
+
+
+def _tell_if_taken(cpus: float) -> None:
+    """Warn where others hold all CPUs: Ray would wait for them without a word."""
+    free = ray.available_resources().get("CPU", 0.0)
+    if free < cpus:
+        warnings.warn(
+            f"write_results: the rows wait for {cpus:g} CPU of the cluster, of which {free:g} are "
+            "free; served models hold theirs until ray.serve.delete, or add a machine",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _without(dataset: Dataset, done: Sequence[Any], key: str) -> Dataset:
