@@ -197,6 +197,16 @@ def test_a_guess_of_an_inputs_size_keeps_a_dtype_less_often() -> None:
     assert precision.slower(times, [1.0] * 3, [2.0, 3.0, 2.0]) == set()
 
 
+def test_a_converted_convolution_whose_bias_is_no_parameter_any_more_reads_it() -> None:
+    layer, x = nn.Conv2d(8, 8, 3).bfloat16(), torch.randn(1, 8, 5, 5).bfloat16()
+    bias = layer.bias.detach() * 2  # type: ignore[union-attr]
+    del layer.bias
+    layer.bias = bias
+    expected = layer(x)
+    layer.forward = cast.cast_input(layer)
+    assert type(layer.forward) is cast.CastInput and torch.equal(layer(x), expected)
+
+
 def test_a_layer_that_scales_channels_is_not_taken_for_the_first_one() -> None:
     first, scales = nn.Conv2d(3, 32, 3, stride=2), nn.Conv2d(4, 96, 1)
     assert precision._usual_size(first, first.weight) == (1, 3, 224, 224)

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+TORCH = os.path.dirname(torch.__file__) + os.sep
+"""The folder of torch's code in Python."""
 _METHODS = ("forward", "_conv_forward")
 
 _FUNCTIONS_OF: dict[type, tuple[tuple[str, str], ...]] = {}
@@ -22,8 +23,7 @@ def functions_of(kind: type[nn.Module]) -> tuple[tuple[str, str], ...]:
     kind = next(each for each in kind.__mro__ if each.__module__.startswith("torch.nn."))
     if kind in _FUNCTIONS_OF or kind is nn.Module:
         return _FUNCTIONS_OF.get(kind, ())
-    torchs = [each for each in kind.__mro__ if each.__module__.startswith("torch.nn.modules.")]
-    members = [found for each in torchs if each is not nn.Module for found in vars(each).values()]
+    members = [found for each in _torchs(kind) for found in vars(each).values()]
     codes = [getattr(found, "__code__", None) for found in members]
     names = {name for code in codes if code is not None for name in code.co_names}
     found = sorted(name for name in names if _is_function(vars(functional).get(name)))
@@ -36,15 +36,19 @@ def replaced_in(kind: type[nn.Module]) -> str | None:
 
     It is the forward of a class of torch's layers, or a function of torch.nn.functional.
     """
-    torchs = [each for each in kind.__mro__ if each.__module__.startswith("torch.nn.modules.")]
+    torchs = _torchs(kind)
     for each in torchs:
         for name in _METHODS:
             if name in vars(each) and not _is_torchs(vars(each)[name]):
                 return f"{each.__name__}.{name}"
-    if not torchs or torchs[0] is nn.Module:
-        return None
-    names = (name for _, name in functions_of(kind))
+    names = (name for _, name in functions_of(kind)) if torchs else ()
     return next((n for n in names if not _is_torchs(vars(functional)[n])), None)
+
+
+def _torchs(kind: type[nn.Module]) -> list[type]:
+    """The classes of torch's layers that a class is made of."""
+    found = [each for each in kind.__mro__ if each.__module__.startswith("torch.nn.modules.")]
+    return [each for each in found if each is not nn.Module]
 
 
 def _is_function(found: Any) -> bool:
@@ -53,5 +57,5 @@ def _is_function(found: Any) -> bool:
 
 def _is_torchs(function: Any) -> bool:
     if isinstance(function, types.FunctionType):
-        return function.__code__.co_filename.startswith(_TORCH)
+        return function.__code__.co_filename.startswith(TORCH)
     return isinstance(function, types.BuiltinFunctionType)

@@ -134,5 +134,5 @@ class _Stored:
 
     def nbytes(self) -> int:
         held = (self.packed, self.beside, self.correction, self.kept, self.scale)
-        every = (*held, *(t for t in self.for_sizes.values() if t is not self.packed))
+        every = (*held, *(t for t in [*self.for_sizes.values()] if t is not self.packed))
         return sum(int(_nbytes(t)) if t.is_mkldnn else t.nbytes for t in every if t is not None)

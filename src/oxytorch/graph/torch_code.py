@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+from ..core.layer_functions import TORCH as _TORCH
+
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 _PYTHON = os.path.dirname(os.__file__) + os.sep

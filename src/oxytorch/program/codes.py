@@ -12,12 +12,10 @@ from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any
 
-import torch
-
+from ..core.layer_functions import TORCH as _TORCH
 from ..graph.code import UNSEEN, caller_of, watched
 from ..graph.torch_code import is_stateful, is_stateful_code
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 _LAYERS = os.path.join(_TORCH, "nn") + os.sep
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _REGION = "<oxytorch region>"

@@ -32,9 +32,7 @@ WITH_NUMBERS = (
 """Operators that take numbers of unknown type, which a program cannot pass, as several others."""
 
 
-def smaller_ones(
-    more: Sequence[Any] = (), handed_on: bool = False
-) -> dict[Any, Callable[..., Any]]:
+def smaller_ones(handed_on: bool = False) -> dict[Any, Callable[..., Any]]:
     """What computes operators that take numbers of unknown type, and others, by smaller ones.
 
     A function returns NotImplemented where it does not serve for its arguments.
@@ -43,7 +41,7 @@ def smaller_ones(
     """
     others = [*_ACTIVATIONS] if handed_on else []
     table = {} if handed_on else _ACTIVATIONS
-    return {**get_decompositions((*WITH_NUMBERS, *others, *more)), **_OWN, **table}
+    return {**get_decompositions((*WITH_NUMBERS, *others)), **_OWN, **table}
 
 
 def with_smaller_ones(write: Callable[[dict[Any, Callable[..., Any]]], _Written]) -> _Written:

@@ -97,25 +97,24 @@ class PackedConvolutionWeight(ReorderedTensor):
         call: computes with a packed weight.
         """
         stored, size = self._current(), self.input_size
-        assert stored.packed is not None
+        usual = stored.packed
+        assert usual is not None
         if size is None or x.shape == size:
-            return stored.packed
-        key = tuple(x.shape)
-        found = stored.for_sizes.get(key)
+            return usual
+        key, known = tuple(x.shape), stored.for_sizes
+        found = known.get(key)
         if found is None:
-            found = self._faster(stored, key, call)
-            if len(stored.for_sizes) < MOST_SIZES:
-                stored.for_sizes[key] = found
+            if len(known) >= MOST_SIZES:
+                return usual
+            others = sum(each is not usual for each in [*known.values()])
+            nbytes = (others + 1) * self.numel() * self.dtype.itemsize
+            is_full = others > 0 and nbytes > MOST_OF_SIZES
+            found = known[key] = usual if is_full else self._faster(usual, key, call)
         return found
 
     def _faster(
-        self, stored: Any, size: tuple[int, ...], call: Callable[[torch.Tensor], object]
+        self, usual: torch.Tensor, size: tuple[int, ...], call: Callable[[torch.Tensor], object]
     ) -> torch.Tensor:
-        usual: torch.Tensor = stored.packed
-        others = {id(each) for each in stored.for_sizes.values() if each is not usual}
-        is_full = (len(others) + 1) * self.numel() * self.dtype.itemsize > MOST_OF_SIZES
-        if len(stored.for_sizes) >= MOST_SIZES or (others and is_full):
-            return usual
         other = self._reordered(self._unpack(usual), size)
         return other if _seconds(call, other) < GAIN * _seconds(call, usual) else usual
 

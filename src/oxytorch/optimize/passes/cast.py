@@ -320,9 +320,9 @@ class CastInput(Forward):
             ):
                 kind = type(module)
                 forward = kind.forward
-                if _CONVOLVE.get(kind) is forward:
+                bias = module._parameters.get("bias", False)
+                if _CONVOLVE.get(kind) is forward and bias is not False:
                     # What it does, without a second look for the weights.
-                    bias = module._parameters["bias"]
                     return module._conv_forward(x, weight, bias)  # type: ignore[operator]
                 return forward(module, x)
         return self.own(*args, **kwargs)
