@@ -1,4 +1,4 @@
-"""`interpolate` in programs: by factors it stays one operator."""
+"""`interpolate` in programs stays one operator, by factors and by sizes of which these are known."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import oxytorch
+from oxytorch.program.other_operators import RESAMPLING, by_factors
 
 
 class Resized(nn.Module):
@@ -56,15 +57,15 @@ def test_answers_are_torchs_for_other_sizes_and_from_a_file(
             torch.testing.assert_close(optimized(other), model(other), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_by_factors_it_stays_one_operator(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [*OPTIONS, *SIZED], ids=str)
+def test_it_stays_one_operator(options: dict[str, Any]) -> None:
     model = Resized(**options).eval()
     text = str(oxytorch.graph.explain(model, torch.randn(2, 3, 10, 14)))
     steps = [line for line in text.splitlines() if "upsample_" in line and ".vec" in line]
     assert steps and "_unsafe_index" not in text and "gather" not in text
 
 
-def test_by_factors_it_stays_one_beside_what_is_taken_apart() -> None:
+def test_it_stays_one_beside_what_is_taken_apart() -> None:
     class Both(Resized):
         def forward(self, x: Tensor) -> Tensor:
             return torch.linalg.vector_norm(super().forward(x), dim=1)
@@ -72,3 +73,78 @@ def test_by_factors_it_stays_one_beside_what_is_taken_apart() -> None:
     model = Both(scale_factor=2, mode="bilinear").eval()
     text = str(oxytorch.graph.explain(model, torch.randn(2, 3, 10, 14)))
     assert "upsample_bilinear2d.vec" in text and "_unsafe_index" not in text
+
+
+class Pyramid(nn.Module):
+    """Resizes to the sizes of other tensors, as feature pyramids and segmentation networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.down = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, 2, 1)
+        self.last = nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fine = self.first(x)
+        coarse = self.down(fine)
+        upper = F.interpolate(coarse, size=fine.shape[-2:], mode="bilinear", align_corners=False)
+        found = self.last(torch.cat([upper, fine], 1))
+        return F.interpolate(found, size=(2 * x.shape[2], 2 * x.shape[3]))
+
+
+SHAPES = [(2, 3, 32, 48), (3, 3, 32, 48), (2, 3, 64, 64), (1, 3, 40, 24), (1, 3, 33, 57)]
+
+
+def test_sizes_of_other_tensors_are_followed() -> None:
+    torch.manual_seed(0)
+    model = Pyramid().eval()
+    optimized = oxytorch.optimize(model, sample_input=torch.randn(SHAPES[0]), graph=True)
+    compiled = torch.compile(model, backend="oxytorch")
+    with torch.inference_mode():
+        for shape in SHAPES:
+            x = torch.randn(shape)
+            for found in (optimized(x), compiled(x)):
+                torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_ratios_of_sizes_are_factors_in_exported_programs() -> None:
+    torch.manual_seed(0)
+    model, x = Pyramid().eval(), torch.randn(2, 3, 32, 48)
+    height, width = (torch.export.Dim(name, min=4, max=400) for name in ("h", "w"))
+    sizes = {0: torch.export.Dim.AUTO, 2: 2 * height, 3: 2 * width}
+    with torch.no_grad():
+        exported = torch.export.export(model, (x,), dynamic_shapes=(sizes,))
+        program = oxytorch.optimize(exported)
+        for shape in [(2, 3, 32, 48), (3, 3, 64, 20)]:
+            x = torch.randn(shape)
+            torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-5)
+    text = str(program)
+    assert "upsample_bilinear2d.vec" in text and "_unsafe_index" not in text
+
+
+@pytest.mark.parametrize("operator", RESAMPLING, ids=str)
+def test_by_factors_the_bits_are_those_by_sizes(operator: Any) -> None:
+    dims, most = {"1d": (1, 3000), "2d": (2, 90), "3d": (3, 20)}[
+        next(part for part in ("1d", "2d", "3d") if part in operator.name())
+    ]
+    aligned = "align_corners" in str(operator._schema)
+    is_vec = operator._overloadname == "vec"
+    draw = torch.Generator().manual_seed(0)
+    dtypes = (torch.float32,) if "_aa" in operator.name() else (torch.float32, torch.bfloat16)
+    for _ in range(40):
+        size, wanted = torch.randint(1, most, (2, dims), generator=draw).tolist()
+        corners = [bool(torch.randint(2, (), generator=draw))] if aligned else []
+        rest = [None] if is_vec else [None] * dims
+        for dtype in dtypes:
+            x = torch.randn(1, 2, *size).to(dtype)
+            given = x, wanted, *corners, *rest
+            arguments = by_factors(operator, x, given)
+            assert arguments is not None and arguments[1] is None
+            assert torch.equal(operator.overloadpacket.vec(*arguments), operator(*given))
+
+
+def test_factors_are_not_known_where_a_size_is_not() -> None:
+    operator = torch.ops.aten.upsample_nearest1d
+    x = torch.randn(1, 1, 8)
+    assert by_factors(operator.vec, x.double(), (x, [16], None)) is None
+    assert by_factors(operator.default, x, (x, [16], 1.5)) is None  # which makes 12
+    assert by_factors(operator.vec, x.new_empty(1, 1, 1 << 20), (x, [16], None)) is None

@@ -6,7 +6,9 @@ step says better. A function returns what the node makes; None where its own ope
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +50,10 @@ RESAMPLING = tuple(
     for overload in ("vec", "default")
 )  # fmt: skip
 """Operators of `interpolate`, for which torch has Python code of many small ones."""
+
+MOST_RESAMPLED = 1 << 20
+"""A size from which on one that is divided by another in float32 may not be what it is by way of
+float64."""
 
 _PADS = tuple(
     getattr(_aten, f"{kind}_pad{dims}d").default
@@ -154,15 +160,61 @@ def _power(capture: Capture, node: fx.Node, x: Any, exponent: Any) -> Any:
     return square if exponent == 2 else capture.emit("aten::mul.Tensor", [square, own], Value())
 
 
-def _resampled(capture: Capture, node: fx.Node, *arguments: Any) -> None:
-    """As it is by factors: the library's way into torch cannot pass sizes to these operators."""
-    if not is_by_factors(node.target, arguments):
-        raise CaptureError(f"the library's way into torch cannot pass the sizes of {node.target}")
+def _resampled(capture: Capture, node: fx.Node, *arguments: Any) -> Any:
+    """By factors: the library's way into torch cannot pass sizes to these operators."""
+    operator: Any = node.target
+    found = by_factors(operator, meta_of(arguments[0]), arguments)
+    if found is None:
+        raise CaptureError(f"the library's way into torch cannot pass the sizes of {operator}")
+    return capture.call(node, operator.overloadpacket.vec, found)
 
 
-def is_by_factors(operator: Any, arguments: Sequence[Any]) -> bool:
-    """Whether an operator of `interpolate` is given factors, and no size."""
-    return operator._overloadname == "vec" and arguments[1] is None
+def by_factors(operator: Any, x: Any, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The arguments by which an operator of `interpolate` resamples by factors, and to no size, as
+    its overload `vec` does; None where the factors are not known.
+
+    x: the tensor that is resampled, or one of its form. Factors in float64 are precise enough for
+    the very indices and weights, which are float32 for these dtypes, up to MOST_RESAMPLED.
+    """
+    named = dict(zip((a.name for a in operator._schema.arguments), arguments, strict=True))
+    sizes = named["output_size"]
+    if sizes is None:
+        return tuple(arguments)
+    given = [number for name, number in named.items() if name.startswith("scales")]
+    if x is None or x.dtype not in DTYPES:
+        return None
+    sizes = [each.meta["val"] if isinstance(each, fx.Node) else each for each in sizes]
+    factors = [_factor(*both) for both in zip(x.shape[2:], sizes, strict=True)]
+    if None in factors or any(
+        scale is not None and int(size * scale) != wanted
+        for size, scale, wanted in zip(x.shape[2:], given, sizes, strict=False)
+        if type(size) is type(wanted) is int
+    ):
+        return None
+    scales = [own if scale is None else scale for own, scale in zip(factors, given or factors)]
+    align = [named["align_corners"]] if "align_corners" in named else []
+    return (arguments[0], None, *align, scales)
+
+
+def _factor(size: Any, wanted: Any) -> float | None:
+    """The least number in float64 that is a size times which is another, and no less."""
+    if type(size) is int and type(wanted) is int:
+        if min(size, wanted) < 1 or max(size, wanted) >= MOST_RESAMPLED:
+            return None
+        ratio = Fraction(wanted, size)
+    else:
+        import sympy  # type: ignore[import-untyped]
+
+        above, below = (
+            each.node.expr if isinstance(each, torch.SymInt) else sympy.Integer(each)
+            for each in (wanted, size)
+        )
+        found = sympy.cancel(above / below)
+        if not found.is_Rational or not found > 0:
+            return None
+        ratio = Fraction(int(found.p), int(found.q))
+    factor = float(ratio)
+    return factor if Fraction(factor) >= ratio else math.nextafter(factor, math.inf)
 
 
 def _clamped(capture: Capture, node: fx.Node, x: Any, low: Any = None, high: Any = None) -> Any:

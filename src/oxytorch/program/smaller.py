@@ -11,7 +11,8 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from ..graph.errors import UnfitError
-from .other_operators import DTYPES, RESAMPLING, is_by_factors
+from .calls import in_order
+from .other_operators import DTYPES, RESAMPLING, by_factors
 
 _aten = torch.ops.aten
 
@@ -151,9 +152,10 @@ def _unless_ours(operator: Any) -> Callable[..., Any]:
 def _unless_by_factors(operator: Any, written: Callable[..., Any]) -> Callable[..., Any]:
     """Torch's way to resample by smaller operators, where a program has no step for it."""
 
-    def smaller(*arguments: Any) -> Any:
-        is_held = is_by_factors(operator, arguments)
-        return NotImplemented if is_held else written(*arguments)
+    def smaller(*args: Any, **kwargs: Any) -> Any:
+        arguments = in_order(operator, args, kwargs)
+        is_held = by_factors(operator, arguments[0], arguments) is not None
+        return NotImplemented if is_held else written(*args, **kwargs)
 
     return smaller
 
