@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -21,7 +22,7 @@ def _threads_for(work: int, threads: int) -> int:
 
 @pytest.mark.parametrize("threads", TEAMS)
 def test_a_region_is_opened_where_it_spares_more_than_it_takes(threads: int) -> None:
-    region = 32 * KIBIBYTES * threads  # docs/running.md
+    region = 32 * KIBIBYTES * (1 + math.ceil(math.log2(threads)))  # docs/running.md
     for work in (1 << shift for shift in range(4, 28)):
         found = _threads_for(work, threads)
         most = max(min(work // (64 * KIBIBYTES), threads), 1)

@@ -1,4 +1,4 @@
-"""`interpolate` in programs stays one operator, by factors and by sizes of which these are known."""
+"""`interpolate` in programs stays one operator, by factors and by sizes that give some."""
 
 from __future__ import annotations
 

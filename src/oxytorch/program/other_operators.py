@@ -180,18 +180,21 @@ def by_factors(operator: Any, x: Any, arguments: Sequence[Any]) -> tuple[Any, ..
     sizes = named["output_size"]
     if sizes is None:
         return tuple(arguments)
-    given = [number for name, number in named.items() if name.startswith("scales")]
     if x is None or x.dtype not in DTYPES:
         return None
     sizes = [each.meta["val"] if isinstance(each, fx.Node) else each for each in sizes]
     factors = [_factor(*both) for both in zip(x.shape[2:], sizes, strict=True)]
-    if None in factors or any(
-        scale is not None and int(size * scale) != wanted
-        for size, scale, wanted in zip(x.shape[2:], given, sizes, strict=False)
-        if type(size) is type(wanted) is int
+    given = [number for name, number in named.items() if name.startswith("scales")]
+    scales = []
+    for size, wanted, factor, scale in zip(
+        x.shape[2:], sizes, factors, given or [None] * len(sizes), strict=True
     ):
-        return None
-    scales = [own if scale is None else scale for own, scale in zip(factors, given or factors)]
+        if factor is None:
+            return None
+        is_plain = type(size) is type(wanted) is int
+        if scale is not None and not (is_plain and int(size * scale) == wanted):
+            return None
+        scales.append(factor if scale is None else scale)
     align = [named["align_corners"]] if "align_corners" in named else []
     return (arguments[0], None, *align, scales)
 

@@ -60,10 +60,9 @@ void multiply(const Convolution& call, const Tensor& images) {
     }
   }
   const std::int64_t outputs = call.groups * call.weight.panel_count * kPanelOutputs;
-  const std::int64_t per_byte = type == RowType::float32 ? kFloatsPerByte : kUnitsPerByte;
-  const std::int64_t moved = call.rows * outputs * size_of(call.windows.dtype);
-  const std::int64_t work =
-      bytes_of_work(call.rows * outputs * call.in_features(), per_byte, moved);
+  const std::int64_t weight_bytes = call.groups * call.weight.panel_count * call.weight.panel_bytes;
+  const std::int64_t work = work_of_product(call.rows, outputs * call.in_features(), type,
+                                            weight_bytes, outputs * size_of(call.windows.dtype));
   const std::int64_t threads = threads_for(work);
   multiply_lines(are_pixels ? in_one_line(call, pixel_stride(images)) : call, type, threads);
 }

@@ -231,8 +231,8 @@ Split split_of(std::span<const RowsProduct> products, std::int64_t in_features, 
     const std::int64_t count = product.weight.panel_count;
     panels += products.size() == 1 ? count : round_up(count, kItemPanels);
     const std::int64_t outputs = product.weight.panel_count * kPanelOutputs;
-    all += bytes_of_work(product.row_count * outputs * in_features, kUnitsPerByte,
-                         product.row_count * (in_features + outputs) * 2);
+    all += work_of_product(product.row_count, outputs * in_features, type,
+                           count * product.weight.panel_bytes, (in_features + outputs) * 2);
   }
   const std::int64_t threads = threads_for(all);
   const bool reads_panels = products[0].weight.codec == PanelCodec::bf16 &&
@@ -288,10 +288,10 @@ void run_gemm(const Rows& x, const std::vector<std::int64_t>* order, DType x_dty
 
 Split split_float_product(std::int64_t rows, std::int64_t panels, std::int64_t in_features,
                           bool is_gated, std::int64_t threads) {
-  // Few rows wait for the weight, many for its products.
-  const std::int64_t numbers = panels * kPanelOutputs * in_features;
-  const std::int64_t bytes = std::max(4 * numbers, rows * numbers / kFloatsPerByte);
-  return split_product(float_split(is_gated), rows, panels, threads_for(bytes, threads));
+  const std::int64_t outputs = panels * kPanelOutputs, numbers = outputs * in_features;
+  const std::int64_t work =
+      work_of_product(rows, numbers, RowType::float32, 4 * numbers, 4 * (in_features + outputs));
+  return split_product(float_split(is_gated), rows, panels, threads_for(work, threads));
 }
 
 void run_float_gemm(const Rows& x, const RowsProduct& product) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/levels.h"
 #include "ops/panels/gemm_args.h"
 
 namespace oxytorch {
@@ -92,16 +93,22 @@ inline Split split_product(const SplitRules& rules, std::int64_t rows, std::int6
   return best;
 }
 
-// Multiplications that take about as long as the memory of one thread takes for a byte: of float32,
-// and of numbers with units of their own.
-inline constexpr std::int64_t kFloatsPerByte = 8;
-inline constexpr std::int64_t kUnitsPerByte = 64;
+// Multiplications of a product that take about as long as the memory of one thread takes for a
+// byte, at the active level. One without instructions for bfloat16 takes float32.
+inline std::int64_t products_per_byte(RowType type) {
+  if (type != RowType::float32 && level_has(Capability::tiles)) return 64;
+  const std::int64_t floats = level_has(Capability::vectors_512) ? 8 : 4;
+  const bool is_whole = type == RowType::int8 || type == RowType::digits;
+  const bool has_dot = level_has(is_whole ? Capability::int8_dot : Capability::fast_bf16_dot);
+  return type != RowType::float32 && has_dot ? 2 * floats : floats;
+}
 
-// What multiplications and moved bytes take, in such bytes: short sums cost less than their
-// results.
-inline std::int64_t bytes_of_work(std::int64_t products, std::int64_t per_byte,
-                                  std::int64_t moved) {
-  return std::max(products / per_byte, moved);
+// What a product takes, in such bytes. Few rows wait for the weight, many for the multiplications,
+// and short sums for what is moved of each row.
+inline std::int64_t work_of_product(std::int64_t rows, std::int64_t products_of_row, RowType type,
+                                    std::int64_t weight_bytes, std::int64_t row_bytes) {
+  return std::max(
+      {rows * products_of_row / products_per_byte(type), weight_bytes, rows * row_bytes});
 }
 
 }  // namespace oxytorch
