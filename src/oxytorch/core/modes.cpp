@@ -96,7 +96,7 @@ bool is_bare_inference() {
   const bool is_plain =
       (keys.included == 0 && keys.excluded == 0) || is_nothing_but(keys, inference_mode);
   return is_plain && recordings == 0 && own_code == 0 && !gradients_enabled()() &&
-         function_modes()() == 0 && !has_callbacks()();
+         function_modes()() == own_modes && !has_callbacks()();
 }
 
 }  // namespace oxytorch

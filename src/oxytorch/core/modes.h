@@ -19,8 +19,8 @@ class SignsAreRead {
   std::uint64_t skipped_ = 0;
 };
 
-// Whether this thread is in plain inference, without a mode, also of ours, and nobody is told of
-// calls of operators.
+// Whether this thread is in plain inference, without a mode but ours, and nobody is told of calls
+// of operators.
 bool is_bare_inference();
 
 }  // namespace oxytorch

@@ -20,6 +20,11 @@ std::int64_t half_of_last_cache() {
 
 }  // namespace
 
+std::int64_t core_cache_bytes() {
+  static const long found = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return found > 0 ? std::int64_t{found} : std::int64_t{1} << 20;
+}
+
 Tuning tuning{half_of_last_cache(), kBytesPerThread, 0};
 
 }  // namespace oxytorch

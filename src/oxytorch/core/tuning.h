@@ -17,6 +17,9 @@ struct Tuning {
 
 extern Tuning tuning;
 
+// Of the second level, which each core has for itself.
+std::int64_t core_cache_bytes();
+
 inline bool should_stream(std::int64_t output_bytes) { return output_bytes >= tuning.stream_bytes; }
 
 }  // namespace oxytorch

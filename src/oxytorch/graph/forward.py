@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from ..core.converted import Conversion
 from ..core.layer_functions import functions_of
@@ -18,6 +19,15 @@ from ..core.packed import PackedTensor, packed_later
 from ..core.reordered import ReorderedTensor
 
 _torch: Any = torch._C  # its stubs lack functions
+
+
+def first_numel(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The elements of the first tensor among arguments; 0 where there is none."""
+    given = args[0] if args else next(iter(kwargs.values()), None)
+    if not isinstance(given, torch.Tensor):
+        leaves = pytree.tree_leaves((args, [*kwargs.values()]))
+        given = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
+    return 0 if given is None else given.numel()
 
 
 class OwnSignature:

@@ -102,6 +102,7 @@ class RegionSource:
     sources: what it holds for.
     dtypes: weights, with the dtype that they have to have since code that is gone past looks at
         dtypes.
+    least: elements of the first tensor of a call below which its own code is as fast.
     """
 
     positional: tuple[Slot, ...]
@@ -111,6 +112,7 @@ class RegionSource:
     scope: dict[str, Any]
     sources: Sources
     dtypes: tuple[tuple[Held, torch.dtype], ...] = ()
+    least: int = 0
     run: Any = field(init=False)
     matches: Any = field(init=False)
 
@@ -118,7 +120,7 @@ class RegionSource:
         scope = dict(self.scope)
         exec(compile(self.source, _REGION, "exec"), scope)
         self.run = scope["run"]
-        self.matches = _guard(self.positional, self.keywords, self.same)
+        self.matches = _guard(self.positional, self.keywords, self.same, self.least)
 
     def is_current(self) -> bool:
         """Whether the modules that it goes past are what they were."""
@@ -127,6 +129,11 @@ class RegionSource:
             if weight is None or weight.dtype is not dtype:
                 return False
         return self.sources.are_current()
+
+    def begin_at(self, least: int) -> None:
+        """Leave calls to the module's own code whose first tensor has fewer elements."""
+        self.least = least
+        self.matches = _guard(self.positional, self.keywords, self.same, least)
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -150,6 +157,7 @@ def _guard(
     positional: tuple[Slot, ...],
     keywords: tuple[tuple[str, Slot], ...],
     same: tuple[tuple[int, int], ...],
+    least: int,
 ) -> Any:
     """Write the function that tells whether a call has the form: `matches(args, kwargs)`."""
     scope: dict[str, Any] = {"Tensor": Tensor, "strided": torch.strided}
@@ -160,6 +168,7 @@ def _guard(
     given = [(f"args[{number}]", slot) for number, slot in enumerate(positional)]
     given += [(f"kwargs.get({name!r}, Tensor)", slot) for name, slot in keywords]
     tensors = []
+    first = next((n for n, (_, slot) in enumerate(given) if slot.kind == "tensor"), None)
     for number, (expression, slot) in enumerate(given):
         lines.append(f"    x = {expression}")
         tensors += _tensors_of(slot, expression)
@@ -179,6 +188,8 @@ def _guard(
         if slot.shape is not None:
             scope[f"shape{number}"] = slot.shape
             lines.append(f"    if x.shape != shape{number}: return False")
+        if least and number == first:
+            lines.append(f"    if x.numel() < {least}: return False")
         if slot.needs_grad is not None:
             lines.append(f"    if x.requires_grad is not {slot.needs_grad}: return False")
     for second, last in enumerate(tensors):

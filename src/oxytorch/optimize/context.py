@@ -15,9 +15,11 @@ from ..core.interruption import pass_on_interruption
 from ..core.layer_functions import replaced_in
 from ..graph.boundary import Boundary
 from ..graph.fused import Folded
+from ..graph.patterns import Match
 from ..graph.recognize import Recognizer
 from ..graph.record import Record
 from ..graph.recording import are_alike, recorded, refuse_differences, refuse_same
+from ..graph.region import RegionSource
 from ..graph.state import State
 from ..graph.steps import RecordedValue
 from ..program.replay import Replay
@@ -104,6 +106,7 @@ class OptimizeContext:
     replays: makes what stands in for such a model.
     of_integers: layers that will multiply integers, whatever dtype they have.
     fused: what the report says of a layer with what was fused to it, and the layer.
+    regions: each with the elements of the first tensor that it was given, and its patterns.
     """
 
     model: nn.Module
@@ -138,6 +141,7 @@ class OptimizeContext:
     replays: Callable[[nn.Module], Replay] = Replay
     of_integers: set[nn.Module] = field(default_factory=set)
     fused: list[tuple[Entry, nn.Module]] = field(default_factory=list)
+    regions: list[tuple[RegionSource, int, list[Match]]] = field(default_factory=list)
     owners: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -63,12 +63,13 @@ inline std::int64_t thread_cost(const SplitRules& rules, std::int64_t rows, std:
 // Cuts `rows` rows times `panels` panels for at most `threads` threads, so that the busiest one has
 // the least to do: into about as many items as there are threads, or a few times as many. Groups
 // have about as many panels each where they may have a part of `taken`, else as many as possible.
+// most: rows of an item.
 inline Split split_product(const SplitRules& rules, std::int64_t rows, std::int64_t panels,
-                           std::int64_t threads) {
+                           std::int64_t threads, std::int64_t most = kItemRows) {
   Split best{};
   std::int64_t least = 0;
   const auto try_groups = [&](std::int64_t taken, const PanelGroups& groups) {
-    const std::int64_t most_rows = std::min(kItemRows, rules.most / taken);
+    const std::int64_t most_rows = std::min(most, rules.most / taken);
     for (std::int64_t turns = 1; turns <= rules.most_turns; ++turns) {
       const std::int64_t chunks =
           std::max(divide_up(rows, most_rows), turns * threads / groups.count);

@@ -3,7 +3,8 @@
 Which modules call the function themselves is seen in the run on the sample input. Their forward
 then runs under a torch function mode that sends this one function to `ops.attention`; nothing is
 patched, and nothing outside of these modules is affected. The mode costs a little at every function
-that the module calls, so that both are timed on the sample's tensors before.
+that the module calls, so that both are timed on the sample's tensors before. A call with so much
+less than the sample has that the mode would cost more than it spares goes without.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from torch.utils import _pytree as pytree
 
 from ... import isa
 from ...core.modes import OwnFunctionMode, is_plain_inference
-from ...graph.forward import Forward
+from ...graph.forward import Forward, first_numel
 from ...ops.attention import is_fast, scaled_dot_product_attention
+from ...rewriting import measure
 from ...rewriting.measure import first_win
 from ..context import AttentionCall, OptimizeContext
 
@@ -33,14 +35,18 @@ class _OurAttention(OwnFunctionMode):
 
 
 class AttentionForward(Forward):
-    """A module's forward, its own or the one that a pass gave it, with attention in our op."""
+    """A module's forward, its own or the one that a pass gave it, with attention in our op.
 
-    def __init__(self, module: nn.Module) -> None:
+    least: elements of the first tensor of a call below which it is not worth the mode.
+    """
+
+    def __init__(self, module: nn.Module, least: int) -> None:
         super().__init__(module)
         self.inner = module.__dict__.get("forward", self.own)
+        self.least = least
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not is_plain_inference():
+        if not is_plain_inference() or first_numel(args, kwargs) < self.least:
             return self.inner(*args, **kwargs)
         with _OurAttention():
             return self.inner(*args, **kwargs)
@@ -53,33 +59,52 @@ def run(context: OptimizeContext) -> None:
         if not is_fast():
             context.skipped("attention", module, f"torch's own is as fast at level {isa.active()}")
             continue
-        if not _pays(context, module, call):
+        least = _least(context, module, call)
+        if least is None:
             context.skipped("attention", module, "torch's own is as fast here")
             continue
-        context.log.set_forward(module, AttentionForward(module))
+        context.log.set_forward(module, AttentionForward(module, least))
         context.applied("attention", module, "scaled dot-product attention -> ops.attention")
 
 
-def _pays(context: OptimizeContext, module: nn.Module, call: AttentionCall) -> bool:
-    """Whether the module is faster with our op, and the mode around it, for such a call."""
+def _least(context: OptimizeContext, module: nn.Module, call: AttentionCall) -> int | None:
+    """From how many elements of the module's first tensor on our op, and the mode around it, are
+    faster than torch's function; None where they are not for such a call."""
     below = (context.dtype_of.get(m) for m in module.modules())
     dtype = next((dtype for dtype in below if dtype is not None), None)
     args, kwargs = pytree.tree_map(lambda leaf: _converted(leaf, dtype), call.arguments)
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if not tensors:
-        return False
+        return None
     form = tuple((tuple(t.shape), t.stride(), t.dtype) for t in tensors)
 
-    def plain() -> Tensor:
+    def others() -> None:
         for _ in range(call.others):
             tensors[0].dim()
+
+    def mode() -> None:
+        with _OurAttention():
+            others()
+
+    def plain() -> Tensor:
+        others()
         return F.scaled_dot_product_attention(*args, **kwargs)
 
     def ours() -> Tensor:
         with _OurAttention():
             return plain()
 
-    return first_win(("attention", form, call.others), [(plain, ours)]) is not None
+    key = "attention", form, call.others
+    if first_win(key, [(plain, ours)]) is None:
+        return None
+    calls = [] if context.run is None else context.run.calls
+    given = next((own.given for own in calls if own.module is module), None)
+    if not measure.TIMED or given is None:
+        return 0
+    spent, taken, spared = measure.seconds_of(key, lambda: [mode, ours, plain])
+    # What our op spares grows with its inputs, what the mode takes does not.
+    part = spent / max(spared - taken + spent, spent)
+    return int(part * first_numel(*given))
 
 
 def _converted(leaf: Any, dtype: torch.dtype | None) -> Any:

@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import nn
 
 from ...core.packed import PackedTensor
 from ...graph.errors import CaptureError
-from ...graph.fused import FusedLayer
+from ...graph.forward import first_numel
+from ...graph.fused import FusedAddNorm, FusedLayer
 from ...graph.patterns import Choices, Match, Patterns, values_in
 from ...graph.record import Record
 from ...graph.region import Region, RegionSource, program
+from ...rewriting import measure
 from ..context import OptimizeContext
 from . import cast
 
@@ -27,8 +30,10 @@ class _Home:
     """A call that gets a region: the calls below it that it goes past, and its patterns.
 
     own: the patterns that made it one; others lie in calls that it goes past.
+    numel: elements of the first tensor that it is given.
     """
 
+    numel: int
     inlined: set[int] = field(default_factory=set)
     matches: list[Match] = field(default_factory=list)
     own: list[Match] = field(default_factory=list)
@@ -56,15 +61,42 @@ def run(context: OptimizeContext) -> None:
         _install(context, module, found)
 
 
+LEAST = 48 << 10
+"""Elements of a region's first tensor from which on the sum of a residual and its norm in float32
+are faster in one sweep than torch's two kernels: the Python around them takes longer than these."""
+
+
 def settle(context: OptimizeContext) -> None:
-    """Say of layers that were not packed in the end that what was fused to them runs after them."""
+    """Say of layers that were not packed in the end that what was fused to them runs after them.
+    Have regions that spare nothing but sums in float32 begin where that pays."""
     entries = context.log.report.entries
     for entry, layer in context.fused:
-        is_packed = isinstance(layer._parameters.get("weight"), PackedTensor)
-        if is_packed or layer in context.of_integers:
+        if _is_fused(context, layer):
             continue
         detail = f"{entry.detail}, as separate kernels: the layer is not packed"
         entries[:] = [replace(e, detail=detail) if e is entry else e for e in entries]
+    if context.dtype_of or not measure.TIMED:
+        return
+    for source, numel, matches in context.regions:
+        if all(_is_sum_of_floats(context, match) for match in matches):
+            source.begin_at(min(LEAST, numel))
+
+
+def _is_fused(context: OptimizeContext, layer: nn.Module) -> bool:
+    """Whether a layer computes what is fused to it in its own sweep."""
+    is_packed = isinstance(layer._parameters.get("weight"), PackedTensor)
+    return is_packed or layer in context.of_integers
+
+
+def _is_sum_of_floats(context: OptimizeContext, match: Match) -> bool:
+    """Whether all that a match spares is one sweep of float32 numbers."""
+    run = match.run
+    if match.folded is not None:
+        return False
+    if isinstance(run, FusedLayer):
+        return not _is_fused(context, run.module)
+    weight = run.module._parameters.get("weight") if isinstance(run, FusedAddNorm) else None
+    return weight is not None and weight.dtype == torch.float32
 
 
 def _programs(
@@ -120,7 +152,7 @@ def _homes(context: OptimizeContext, record: Record, matches: list[Match]) -> di
             continue
         if _is_seen(record, match, common):
             continue
-        found = homes.setdefault(home, _Home())
+        found = homes.setdefault(home, _Home(first_numel(*record.calls[home].given)))
         found.matches.append(match)
         found.own.append(match)
         found.inlined |= inlined
@@ -158,7 +190,8 @@ def _install(
     distinct = {p.form: (p, home) for p, home in reversed(found)}
     region = Region(module, [p for p, _ in distinct.values()])
     context.log.set_forward(module, region)
-    for _, home in distinct.values():
+    for source, home in distinct.values():
+        context.regions.append((source, home.numel, home.matches))
         for match in home.matches:
             context.applied("fuse", module, match.description)
             if isinstance(match.run, FusedLayer):
