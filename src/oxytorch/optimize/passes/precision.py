@@ -48,16 +48,14 @@ CLEAR, CLEAR_OF_GUESSES = 2.0, 3.0
 changes of dtype cost more inside a model than here, and inputs may be of other sizes. The last is
 for convolutions whose inputs' size is a guess, but for a network's first one."""
 GAIN_OF_LINEAR, GAIN_OF_CONVOLUTIONS = 1.05, 1.0
-GAIN_OF_BATCHES, GAIN_OF_BATCHES_IN_TILES, GAIN_OF_BATCHES_OF_MANY = 1.1, 1.2, 1.05
+GAIN_OF_BATCHES, GAIN_OF_BATCHES_IN_TILES, FEW_THREADS = 1.1, 1.2, 4
 """How many times as fast the layers have to be together in their own dtype for all to keep it. What
 stands around linear layers (attention, activations) gains by a narrow dtype too, while what stands
 around convolutions does not. The others are for convolutions of an unknown batch, which are timed
 with one image of a usual size: where a narrow dtype loses a twentieth with one, it gains a fifth
 with eight. With tiles those of MobileNetV2 lose a tenth by these times, while the model gains as
-much; those of EfficientNet lose a quarter, and the model a twentieth. The last is for tiles of more
-than FEW_THREADS threads: batches of eight gain a twentieth there, where one image loses a seventh
-(docs/zoo.md)."""
-FEW_THREADS = 4
+much; those of EfficientNet lose a quarter, and the model a twentieth. With more threads than
+FEW_THREADS both lose a seventh, as by these times, and gain less with eight (docs/zoo.md)."""
 
 Times = tuple[float, ...]
 """Seconds in the own dtype, in it among converted layers, and in the dtype asked for: as it is and,
@@ -85,10 +83,8 @@ def _gain_of(context: OptimizeContext, layer: nn.Module) -> float:
         return GAIN_OF_LINEAR
     if layer in context.observed.input_sizes:
         return GAIN_OF_CONVOLUTIONS
-    if not isa.has("tiles"):
-        return GAIN_OF_BATCHES
     is_few = torch.get_num_threads() <= FEW_THREADS
-    return GAIN_OF_BATCHES_IN_TILES if is_few else GAIN_OF_BATCHES_OF_MANY
+    return GAIN_OF_BATCHES_IN_TILES if isa.has("tiles") and is_few else GAIN_OF_BATCHES
 
 
 def _clear_of(context: OptimizeContext, layer: nn.Module) -> float:
