@@ -106,6 +106,33 @@ def test_sizes_of_other_tensors_are_followed() -> None:
                 torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
 
 
+class Aligned(nn.Module):
+    """Resizes one input to the size of another, or to twice its own."""
+
+    def __init__(self, is_twice: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(16, 64, 3, padding=1), nn.Conv1d(64, 32, 3, padding=1)
+        self.is_twice = is_twice
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = F.relu(self.first(x))
+        size = 2 * hidden.shape[2] if self.is_twice else y.shape[2]
+        return self.last(F.interpolate(hidden, size=size)) + y.mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("is_twice", [True, False])
+def test_many_sizes_of_two_inputs(is_twice: bool) -> None:
+    torch.manual_seed(0)
+    model = Aligned(is_twice).eval()
+    sample = torch.randn(2, 16, 10), torch.randn(2, 16, 15)
+    optimized = oxytorch.optimize(model, sample_input=sample, graph=True, passes=["program"])
+    sizes = [(2, 10, 15), (3, 10, 20), (4, 12, 17), (2, 9, 14), (5, 16, 31), (1, 7, 40), (2, 30, 5)]
+    with torch.inference_mode():
+        for batch, own, other in sizes * 2:
+            given = torch.randn(batch, 16, own), torch.randn(batch, 16, other)
+            torch.testing.assert_close(optimized(*given), model(*given), rtol=1e-4, atol=1e-5)
+
+
 def test_ratios_of_sizes_are_factors_in_exported_programs() -> None:
     torch.manual_seed(0)
     model, x = Pyramid().eval(), torch.randn(2, 3, 32, 48)

@@ -182,7 +182,7 @@ def by_factors(operator: Any, x: Any, arguments: Sequence[Any]) -> tuple[Any, ..
         return tuple(arguments)
     if x is None or x.dtype not in DTYPES:
         return None
-    sizes = [each.meta["val"] if isinstance(each, fx.Node) else each for each in sizes]
+    sizes = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in sizes]
     factors = [_factor(*both) for both in zip(x.shape[2:], sizes, strict=True)]
     given = [number for name, number in named.items() if name.startswith("scales")]
     scales = []
@@ -201,6 +201,8 @@ def by_factors(operator: Any, x: Any, arguments: Sequence[Any]) -> tuple[Any, ..
 
 def _factor(size: Any, wanted: Any) -> float | None:
     """The least number in float64 that is a size times which is another, and no less."""
+    if not all(isinstance(each, int | torch.SymInt) for each in (size, wanted)):
+        return None
     if type(size) is int and type(wanted) is int:
         if min(size, wanted) < 1 or max(size, wanted) >= MOST_RESAMPLED:
             return None

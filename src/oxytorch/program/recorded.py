@@ -268,7 +268,8 @@ class Graph:
                 found = call(operator.mul, (found, formula.factor))
             if formula.rest:
                 found = call(operator.add, (found, formula.rest))
-            assert found is not None
+            assert found is not None and self._symbols is not None
+            found.meta["val"] = self._symbols.value(formula)
             self._numbers[formula] = found
         return found
 
