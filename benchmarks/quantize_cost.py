@@ -1,6 +1,6 @@
 """Time and memory of `oxytorch.quantize` with BERT-base: calibration with 32 samples, conversion.
 
-    python benchmarks/quantize_cost.py [--samples 32] [--tokens 128] [--dtype bfloat16]
+    python benchmarks/quantize_cost.py [--samples 32] [--tokens 128] [--dtype bfloat16] [--inplace]
 
 Memory is the largest that the process took while it quantized, without what it had before besides
 the model: the model counts once. The weights are random; nothing depends on their values.
@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=32, help="of calibration (default: 32)")
     parser.add_argument("--tokens", type=int, default=128, help="of a sample (default: 128)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--inplace", action="store_true", help="change the model itself")
     options = parser.parse_args()
     model, inputs = CASES["bert"].build(1)
     assert isinstance(inputs, dict)
@@ -46,7 +47,7 @@ def main() -> None:
     before = _kilobytes("VmRSS")
     began = time.perf_counter()
     narrow = None if options.dtype == "float32" else torch.bfloat16
-    quantized = oxytorch.quantize(model, data, dtype=narrow, progress=True)
+    quantized = oxytorch.quantize(model, data, dtype=narrow, inplace=options.inplace, progress=True)
     seconds = time.perf_counter() - began
     more = (_kilobytes("VmHWM") - before) * 1024
     with torch.inference_mode():

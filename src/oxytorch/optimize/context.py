@@ -106,6 +106,8 @@ class OptimizeContext:
     replays: makes what stands in for such a model.
     of_integers: layers that will multiply integers, whatever dtype they have.
     fused: what the report says of a layer with what was fused to it, and the layer.
+    reverts: whether a model that cannot become a program is left as it was, for which its weights
+        are kept until it is one.
     regions: each with the elements of the first tensor that it was given, and its patterns.
     """
 
@@ -141,6 +143,7 @@ class OptimizeContext:
     replays: Callable[[nn.Module], Replay] = Replay
     of_integers: set[nn.Module] = field(default_factory=set)
     fused: list[tuple[Entry, nn.Module]] = field(default_factory=list)
+    reverts: bool = True
     regions: list[tuple[RegionSource, int, list[Match]]] = field(default_factory=list)
     owners: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 

@@ -19,7 +19,7 @@ from .calls import Form, Recording, form_of
 from .inputs import ModuleCall, without_sizes
 from .outputs import OutputStructure, output_tensors
 from .passes.quantized_layers import Quantized
-from .placed import Placed
+from .placed import Placed, UnsettledError
 from .proof import conditions_of
 from .recorded import OutputForm, RecordedProgram, Run, forms_of
 from .sizes import DifferentError, SizedRun, Symbols, share_externals
@@ -153,8 +153,9 @@ class Programs:
             if family is None and joins and joins():
                 joined = (own for own in self._families if _joins(own, run, recording, inputs))
                 family = next(joined, None)
-        except (CaptureError, RuntimeError) as error:  # the next such call says why
-            _log.info("calls of new sizes are not served: %s", error)
+        except Exception as error:  # the model's code has run: its output is the answer
+            pass_on_interruption(error)
+            _log.info("calls of new sizes are not served: %s: %s", type(error).__name__, error)
             return Served(output)
         if family is None or family.placed is None:
             return Served(output)
@@ -383,7 +384,10 @@ def _joins(family: _Family, run: Run, recording: Recording, inputs: list[Tensor]
     forms = _forms(recording.tensors)
 
     def accepts(placed: Placed, externals: Sequence[Tensor]) -> bool:
-        found = RecordedProgram(placed, externals, forms)(inputs)
+        try:
+            found = RecordedProgram(placed, externals, forms)(inputs)
+        except UnsettledError:  # it takes tensors of inference mode, which tell of no writes
+            return False
         return (
             found is not None
             and _forms(found) == forms

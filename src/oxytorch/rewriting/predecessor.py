@@ -61,7 +61,6 @@ PREPARE = {
 QUANTIZE = {
     "example_inputs": "use calibration_data=[...], of which the first is the example",
     "qconfig_mapping": "use config=Int8StaticActivationInt8Weight(), or None",
-    "inplace": "leave it out: quantize returns a copy",
 }
 """Of `quantize`."""
 

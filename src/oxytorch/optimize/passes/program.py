@@ -7,6 +7,8 @@ from then on, which those that differ in sizes alone share.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 
@@ -58,7 +60,7 @@ def run(context: OptimizeContext) -> None:
 def _captured(context: OptimizeContext, sample: SampleInput) -> Replay:
     """Convert the model and make its program, or leave it as it is and raise CaptureError."""
     model = context.model
-    with context.all_or_nothing():
+    with context.all_or_nothing() if context.reverts else nullcontext():
         if "cast" in context.passes:
             cast.convert(context, packs=False)
         boundaries.settle(context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import time
 import warnings
 from collections.abc import Iterable, Sequence, Sized
@@ -16,7 +17,7 @@ from torch import nn
 from ...core.modes import with_normal_tensors
 from ...graph.errors import CaptureError
 from ...graph.state import random_unmoved
-from ...optimize import explain, optimize_in_place, tune
+from ...optimize import explain, optimize_in_place, tune, undo
 from ...optimize.context import OptimizeContext
 from ...optimize.sample import SampleInput
 from ...program.families import Programs
@@ -26,7 +27,7 @@ from ...program.passes.recurrent import SLOWER
 from ...program.replay import Replay
 from ...rewriting import measure
 from ...rewriting.changes import forwards_set
-from ...rewriting.copies import Separation, copied
+from ...rewriting.copies import InPlace, Separation, copied
 from ...rewriting.measure import steady_heap
 from ...rewriting.memory import nbytes
 from ...rewriting.predecessor import CONVERT, QUANTIZE, leads_on
@@ -185,6 +186,10 @@ def _check_arguments(
         raise TypeError(f"convert: expected recipe to be a Recipe, got a {type(recipe).__name__}")
     if calibration is None and example_inputs is None:
         raise ValueError("convert: expected example_inputs with a model that was not prepared")
+    _check_dtype(dtype)
+
+
+def _check_dtype(dtype: Any) -> None:
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
             f"convert: expected dtype None, torch.bfloat16 or torch.float16, got {dtype}"
@@ -192,12 +197,16 @@ def _check_arguments(
 
 
 def _converted(
-    model: _Model, recipe: Recipe, example_inputs: Any, dtype: torch.dtype | None
+    model: _Model,
+    recipe: Recipe,
+    example_inputs: Any,
+    dtype: torch.dtype | None,
+    inplace: bool = False,
 ) -> _Model:
     began = time.perf_counter()
     sample = SampleInput(example_inputs)
     with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
-        result, context, replay = _made(model, recipe, sample, dtype)
+        result, context, replay = _made(model, recipe, sample, dtype, inplace)
         if replay.slower and measure.TIMED:
             _keep_faster(result, replay, sample)
     replay.settle()
@@ -209,20 +218,28 @@ def _converted(
 
 
 def _made(
-    model: _Model, recipe: Recipe, sample: SampleInput, dtype: torch.dtype | None
+    model: _Model,
+    recipe: Recipe,
+    sample: SampleInput,
+    dtype: torch.dtype | None,
+    inplace: bool,
 ) -> tuple[_Model, OptimizeContext, QuantizedReplay]:
-    """A copy of the model that computes its layers by a recipe, and what stands in for it."""
-    result = copied(model, "convert")
+    """A model that computes its layers by a recipe, a copy or itself, and what stands in for it."""
+    result = model if inplace else copied(model, "convert")
     calibration = calibration_of(result)
     if calibration is not None:
         calibration.leave()
     sample.fit(result, set() if dtype is None else {dtype})
-    separate = Separation(model)
+    separate = InPlace(model) if inplace else Separation(model)
     passes = ("program", "cast") if dtype is not None else ("program",)
-    context = optimize_in_place(result, dtype, sample, passes, separate, partial(_look, recipe))
+    context = optimize_in_place(
+        result, dtype, sample, passes, separate, partial(_look, recipe, inplace)
+    )
     if not context.is_program:
         entries = context.log.report.entries
         why = next((e.detail for e in entries if e.pass_name == "program"), "")
+        if inplace:
+            undo(result)
         raise ValueError(f"convert: {type(model).__name__} cannot be captured: {why}; {OTHERWISE}")
     separate(result)
     return result, context, result.__dict__["forward"]
@@ -250,8 +267,9 @@ def _keep_faster(model: nn.Module, replay: QuantizedReplay, sample: SampleInput)
         replay.take_over(other)
 
 
-def _look(recipe: Recipe, context: OptimizeContext) -> None:
+def _look(recipe: Recipe, inplace: bool, context: OptimizeContext) -> None:
     """Say what stands in for the model. No run is recorded, since no regions are made."""
+    context.reverts = not inplace  # it was captured by calibration, and two copies are too many
     context.replays = partial(QuantizedReplay, recipe=recipe)
     layers = {name.partition("#")[0] for name in recipe.chosen().by_name}
     context.of_integers = {m for m, path in context.paths.items() if path in layers}
@@ -326,6 +344,7 @@ def quantize(
     *,
     keep: Iterable[str] = (),
     dtype: torch.dtype | None = None,
+    inplace: bool = False,
     progress: bool | Progress = False,
 ) -> _Model:
     """Return a copy of a model whose linear layers and convolutions multiply 8-bit integers.
@@ -338,6 +357,8 @@ def quantize(
     keep: layers that stay in floating point: paths of layers or of modules with layers below them,
         and patterns with *.
     dtype: of what is not computed with integers, as in `convert`. None keeps dtypes.
+    inplace: change `model` itself instead of a copy, which takes less memory: with a dtype its
+        weights are replaced by narrower ones as soon as calibration is done.
     progress: True prints a line to standard error; a callable receives the number of finished
         calls, of all (0 where that is not known), and "".
 
@@ -345,6 +366,7 @@ def quantize(
     ValueError if calibration_data is empty, or tells no layer's range, and if a name in keep fits
     no module.
     """
+    _check_dtype(dtype)
     check_data("quantize", "calibration_data", calibration_data)
     config, kept = config or Int8StaticActivationInt8Weight(), names_in("quantize", "keep", keep)
     watching = _calibrated(model, calibration_data, config, kept, shown(progress))
@@ -361,7 +383,12 @@ def quantize(
         recipe = recipe.set(name, "float") if recipe.has(name) else recipe
     _warn_of_constants(recipe)
     calibration.forget_programs()  # which hold what folds made of weights
-    return convert(watching, recipe, dtype=dtype)
+    if not inplace:
+        return convert(watching, recipe, dtype=dtype)
+    example_inputs = calibration.example_inputs
+    del watching, calibration  # which share the memory of the weights, in cycles
+    gc.collect()
+    return _converted(model, recipe, example_inputs, dtype, inplace=True)
 
 
 def _check_kept(watching: nn.Module, keep: Sequence[str]) -> None:

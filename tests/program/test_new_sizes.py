@@ -1,0 +1,54 @@
+"""Calls of new sizes of a program: what fails while one is looked for is not the caller's error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxytorch
+from oxytorch.program import families
+
+
+class Grown(nn.Module):
+    """Joins a constant that its code makes to what it computes, as an empty cache does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.first(x)
+        grown = torch.cat([torch.tensor([], dtype=hidden.dtype), hidden], dim=-2)
+        return self.last(grown.relu()), grown
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_new_sizes_with_constants_of_the_code(mode: Any) -> None:
+    torch.manual_seed(0)
+    model = Grown().eval()
+    x = torch.randn(8, 20, 64)
+    optimized = oxytorch.optimize(model, sample_input=x, graph=True, passes=["program"])
+    with mode():
+        for batch, length in [(1, 9), (1, 5), (3, 40), (7, 17), (2, 6)]:
+            for _ in range(2):
+                x = torch.randn(batch, length, 64)
+                torch.testing.assert_close(optimized(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_fails_while_sizes_are_joined_is_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)).eval()
+    x = torch.randn(8, 16)
+    optimized = oxytorch.optimize(model, sample_input=x, graph=True, passes=["program"])
+
+    def failing(*args: Any) -> None:
+        raise KeyError("val")
+
+    monkeypatch.setattr(families, "_joins", failing)
+    with torch.no_grad():
+        for rows in (3, 5, 3, 7, 5):
+            x = torch.randn(rows, 16)
+            torch.testing.assert_close(optimized(x), model(x), rtol=1e-4, atol=1e-5)
