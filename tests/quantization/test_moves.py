@@ -77,6 +77,8 @@ MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "float": lambda x: x.flip(1).double().float(),
 }
 NOT_MOVED = {"float"}
+UNSIGNED = {"nearest", "nearest-exact"}
+"""What torch has no kernel of for signed bytes, which symmetric ranges are rounded to."""
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -97,7 +99,14 @@ def _check(name: str, symmetric: bool, dtype: torch.dtype | None) -> None:
     found = _run(quantized, IMAGES[0])
     assert found.shape == _run(model, IMAGES[0]).shape
     assert error(found, _run(model, IMAGES[0])) < 0.05
-    assert _text(quantized).count("quantize_per_tensor") == 1 + (name in NOT_MOVED)
+    is_moved = name not in NOT_MOVED and not (symmetric and name in UNSIGNED)
+    assert _text(quantized).count("quantize_per_tensor") == 2 - is_moved
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("name", sorted(UNSIGNED))
+def test_the_nearest_are_moved_as_unsigned_bytes(name: str, symmetric: bool) -> None:
+    _check(name, symmetric, None)
 
 
 def test_bytes_that_are_moved_are_those_of_rounding_behind() -> None:

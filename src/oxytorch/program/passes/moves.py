@@ -37,6 +37,12 @@ _PARTS = (
 """Steps whose results have some of them."""
 _REPEATED = ("aten::expand", "aten::repeat", "aten::unfold", "aten::_unsafe_index.Tensor")
 """Steps whose result has some of them more than once."""
+_NEAREST = tuple(
+    f"aten::{name}{dims}d.vec"
+    for name in ("upsample_nearest", "_upsample_nearest_exact")
+    for dims in (1, 2, 3)
+)
+"""The same, which torch does not have for signed bytes."""
 MOVES = (*_WHOLE, *_PARTS, *_REPEATED)
 """Steps whose results have elements of their first argument alone."""
 _JOINED = ("aten::cat", "aten::stack")
@@ -114,7 +120,7 @@ def moves_elements(step: Step) -> bool:
         _, _, mode, fill = step.arguments
         is_zero = not isinstance(fill, Some) or float(fill.item) == 0
         return is_zero and mode == '"constant"'
-    return step.target in (*MOVES, *_JOINED, _RELU) or is_cast(step)
+    return step.target in (*MOVES, *_NEAREST, *_JOINED, _RELU) or is_cast(step)
 
 
 def sources_of(step: Step) -> list[Value]:
@@ -216,7 +222,9 @@ class _Moves:
         editor = self._editor
         taken = [v for v in step.results if v in editor.takers or v in editor.outputs]
         ways = {self._wants(value) for value in taken if value is not None}
-        return ways.pop() if len(ways) == 1 else None
+        found = ways.pop() if len(ways) == 1 else None
+        is_signed = found is not None and found[2] != '"uint8"'
+        return None if step.target in _NEAREST and is_signed else found
 
     def _wants(self, value: Value) -> Bytes | None:
         """The bytes that all become which take a value."""
