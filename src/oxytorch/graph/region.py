@@ -120,7 +120,7 @@ class RegionSource:
         scope = dict(self.scope)
         exec(compile(self.source, _REGION, "exec"), scope)
         self.run = scope["run"]
-        self.matches = _guard(self.positional, self.keywords, self.same, self.least)
+        self.begin_at(self.least)
 
     def is_current(self) -> bool:
         """Whether the modules that it goes past are what they were."""
