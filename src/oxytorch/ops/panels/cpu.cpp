@@ -241,10 +241,11 @@ Split split_of(std::span<const RowsProduct> products, std::int64_t in_features, 
     most_rows = std::max(most_rows, product.row_count);
     const std::int64_t count = product.weight.panel_count;
     panels += products.size() == 1 ? count : round_up(count, kItemPanels);
-    const std::int64_t outputs = product.weight.panel_count * kPanelOutputs;
-    row_bytes = std::max(row_bytes, (in_features + outputs) * 2);
+    const std::int64_t outputs = count * kPanelOutputs;
+    const std::int64_t moved = (in_features + outputs) * 2;  // bytes of a row
+    row_bytes = std::max(row_bytes, moved);
     all += work_of_product(product.row_count, outputs * in_features, type,
-                           count * product.weight.panel_bytes, (in_features + outputs) * 2);
+                           count * product.weight.panel_bytes, moved);
   }
   const std::int64_t threads = threads_for(all);
   const bool reads_panels = products[0].weight.codec == PanelCodec::bf16 &&
