@@ -22,6 +22,8 @@ inline constexpr std::int64_t kLineFloats = 16;
 inline constexpr std::int64_t kStep = 4;  // a multiple of all numbers of chains
 // Cache lines that are asked for at once: with more, what is needed meanwhile waits behind them.
 inline constexpr std::int64_t kFewLines = 12;
+// Up to so many lines of panels are asked for at once with those of the next rows.
+inline constexpr std::int64_t kLinesWithRows = 4;
 
 // What is left of a piece that is multiplied next, which tiles ask for on their way: panels of
 // `rows` cache lines, of the first of them those from `row` on.
@@ -68,9 +70,13 @@ struct FloatTile {
   float* sums;             // rows are kSumsStride apart
   std::int64_t sums_step;  // from a tile to the next
   FloatAhead* ahead;
-  bool is_steady;      // lines are asked for one by one, for each of in_features; else
+  // Lines are asked for one by one, for each of in_features; else
+  bool is_steady;
   std::int64_t asked;  // so many, each time after `block` in_features,
   std::int64_t block;  // a multiple of kStep
+  // Tiles of kTileRows rows ask for lines of the next rows, which follow x_stride apart, each time
+  // with them: all at once would fill the queue between the first cache and the second.
+  bool is_spread;
   // Where results go that are finished with their sums, which end with this piece; its bias is not
   // in the sums yet.
   ClampedResults clamped;
@@ -84,7 +90,8 @@ inline constexpr int kFloatChains = kVectorBytes == 16 ? (rows == 1 ? 2 : 1)
                                     : rows <= 3        ? 2
                                                        : 1;
 
-template <int rows, int panels>
+// is_spread: as the tile's; its own code, because asking for each of in_features takes time too.
+template <int rows, int panels, bool is_spread>
 __attribute__((noinline)) static void multiply_float_tiles(const FloatTile& tile) {
   constexpr int kVectors = panels * kParts;
   constexpr int kSums = kFloatChains<rows>;
@@ -94,7 +101,7 @@ __attribute__((noinline)) static void multiply_float_tiles(const FloatTile& tile
   const std::int64_t length = tile.length;
   const bool begins = tile.begins, is_steady = tile.is_steady;
   const std::int64_t* const runs = tile.runs;
-  const std::int64_t block = is_steady && !runs ? length : tile.block;
+  const std::int64_t block = is_spread ? kLineFloats : is_steady && !runs ? length : tile.block;
   const float* const first = tile.panels;
   const float* const bias = tile.bias;
   const float* const* starts = tile.starts;
@@ -107,7 +114,7 @@ __attribute__((noinline)) static void multiply_float_tiles(const FloatTile& tile
     const float* x[rows];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) x[r] = starts ? starts[r] + tile.offset : from + r * x_stride;
-    if (tile.asks_ahead && left_tiles > 1) {
+    if (!is_spread && tile.asks_ahead && left_tiles > 1) {
       for (int r = 0; r < rows; ++r) {
         for (std::int64_t k = 0; k < length; k += kLineFloats) {
           __builtin_prefetch(x[r] + rows * x_stride + k);
@@ -117,10 +124,11 @@ __attribute__((noinline)) static void multiply_float_tiles(const FloatTile& tile
     std::int64_t at = 0;
     const float* panel = first;
     // Otherwise it asks for what it reads.
-    const std::int64_t lead = is_steady ? ahead->take(length, first) - first : 0;
+    const std::int64_t lead = !is_spread && is_steady ? ahead->take(length, first) - first : 0;
+    const std::int64_t next = left_tiles > 1 ? rows * x_stride : 0;
     const auto add = [&](int chain) __attribute__((always_inline)) {
       f32v weights[kVectors];
-      __builtin_prefetch(panel + lead, 0, 2);
+      if constexpr (!is_spread) __builtin_prefetch(panel + lead, 0, 2);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         weights[v] = load(panel + v / kParts * stride + v % kParts * kLanes);
@@ -139,7 +147,11 @@ __attribute__((noinline)) static void multiply_float_tiles(const FloatTile& tile
     // One loop for all: with several GCC keeps sums in memory between them.
     const std::int64_t* run = runs;
     for (std::int64_t left = length; left > 0; left -= block) {
-      if (runs) {
+      if (is_spread) {
+        ahead->ask(asked);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r) __builtin_prefetch(x[r] + next + at);
+      } else if (runs) {
         at = *run++;
       } else if (!is_steady) {
         ahead->ask(asked);
@@ -195,7 +207,11 @@ __attribute__((noinline)) static void multiply_float_tiles(const FloatTile& tile
 template <int panels, int rows = kTileRows>
 OXY_INLINE void multiply_float_rows(const FloatTile& tile, std::int64_t given) {
   if constexpr (rows > 0) {
-    if (given == rows) return multiply_float_tiles<rows, panels>(tile);
+    constexpr bool kIsWhole = rows == kTileRows;
+    if (given == rows && kIsWhole && tile.is_spread) {
+      return multiply_float_tiles<rows, panels, kIsWhole>(tile);
+    }
+    if (given == rows) return multiply_float_tiles<rows, panels, false>(tile);
     multiply_float_rows<panels, rows - 1>(tile, given);
   }
 }
@@ -321,8 +337,16 @@ static void multiply_float_part(const FloatGemmArgs& args, const FloatItem& part
 OXY_INLINE void set_pace(FloatTile& tile, std::int64_t tiles) {
   const FloatAhead& ahead = *tile.ahead;
   const std::int64_t each = tile.length, of_panel = (ahead.rows + each - 1) / each;
-  tile.is_steady = ahead.panels * of_panel <= tiles;
-  const std::int64_t lines = ahead.panels * ahead.rows, times = lines / (tiles * kFewLines) + 1;
+  const std::int64_t lines = ahead.panels * ahead.rows;
+  const std::int64_t blocks = tiles * ((each + kLineFloats - 1) / kLineFloats);
+  tile.is_spread = tile.asks_ahead && lines <= kLinesWithRows * blocks;
+  tile.is_steady = !tile.is_spread && ahead.panels * of_panel <= tiles;
+  if (tile.is_spread) {
+    tile.asked = (lines + blocks - 1) / blocks;
+    tile.block = kLineFloats;
+    return;
+  }
+  const std::int64_t times = lines / (tiles * kFewLines) + 1;
   tile.asked = lines / (tiles * times) + 1;
   tile.block = (tile.length / times + kStep) / kStep * kStep;
 }
@@ -357,6 +381,7 @@ static void multiply_float_piece(const FloatGemmArgs& args, const FloatItem& ite
       .is_steady = false,
       .asked = 0,
       .block = 0,
+      .is_spread = false,
       .clamped = is_last ? clamped : ClampedResults{},
   };
   set_pace(tile, ((item.rows + kTileRows - 1) / kTileRows) *

@@ -87,6 +87,7 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
       .is_steady = false,
       .asked = 0,
       .block = kLinePiece,
+      .is_spread = false,
       .clamped = {},
   };
   // A piece of `length` elements from `k` on, of rows that begin `offset` later.
