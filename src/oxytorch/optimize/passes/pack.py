@@ -26,8 +26,10 @@ from ...ops.linear import PackedLinearWeight, can_lie_in_panels, supports
 from ...program.passes import convolution_times
 from ...program.passes import linear as products
 from ...program.passes.convolution_times import Convolution
+from ...program.passes.panels import beats_packed
 from ...rewriting import measure
 from ...rewriting.measure import (
+    NO_LOSS,
     Calls,
     Product,
     about,
@@ -377,14 +379,14 @@ def _is_faster_in_panels(
     dtype: torch.dtype,
     transposed: bool,
 ) -> bool | None:
-    """Whether a linear layer is faster in panels than in oneDNN's order on inputs like the
+    """Whether a linear layer is no slower in panels than in oneDNN's order on inputs like the
     sample's; None where that is not known."""
     size = context.observed.input_sizes.get(module)
     if size is None or not measure.TIMED or not can_lie_in_panels(dtype):
         return None
     if _is_as_in_program(weight, transposed) and not products.why_not_packed(weight):
         x, like = _metas(size, weight.to(device="meta", dtype=dtype))
-        return products.is_faster(x, like, products.panels_call, products.packed_call)
+        return beats_packed(x, like)
     (rows,) = rows_of(size, weight.numel())
 
     def both() -> list[Product]:
@@ -396,7 +398,7 @@ def _is_faster_in_panels(
 
     calls = calls_of(both, weight.shape[0 if transposed else 1], size, dtype)
     key = key_of_linear(weight, transposed, len(size))
-    return first_win(("layouts", *key, dtype, rows), [calls(rows)]) is not None
+    return first_win(("layouts", *key, dtype, rows), [calls(rows)], gain=NO_LOSS) is not None
 
 
 def _cast_bias(context: OptimizeContext, module: nn.Module, dtype: torch.dtype) -> None:
