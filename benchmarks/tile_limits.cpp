@@ -1,5 +1,5 @@
-// Products of bfloat16 in the tile registers of AMX, two by two of them as kernels take them: what no
-// kernel of this machine can exceed, by where the operands lie, and what storing the sums costs.
+// Products of bfloat16 in the tile registers of AMX, two by two of them as kernels take them: what
+// no kernel of this machine can exceed, by where the operands lie, and what storing the sums costs.
 //
 //   g++ -O2 -march=sapphirerapids -pthread benchmarks/tile_limits.cpp -o limits && ./limits
 #include <immintrin.h>
@@ -47,8 +47,8 @@ void clear_sums() {
   _tile_zero(3);
 }
 
-// block: steps after which sums begin again, and are stored if `stores`. again: how often a block of
-// b is read before the next one, as panels are for all rows.
+// block: steps after which sums begin again, and are stored if `stores`. again: how often a block
+// of b is read before the next one, as panels are for all rows.
 template <bool loads, bool stores>
 void multiply(long steps, Operand a, Operand b, long block, long again, char* sums) {
   Configuration configuration;
