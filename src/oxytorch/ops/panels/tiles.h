@@ -236,7 +236,7 @@ static void multiply_tile_rows(const Tile& given, std::int64_t rows, std::int64_
 template <class Dot, class Finish>
 static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t panels,
                                     bool is_exact, const Finish& finish) {
-  constexpr std::int64_t kLeastPace = 2;
+  constexpr std::int64_t kLeastPace = 6;  // fewer take as long to begin as to finish
   const std::int64_t step = tile.step_bytes / 4, steps = tile.units / step;
   const std::int64_t pace = (kTwoTiles + steps - 1) / steps;
   const bool stay = tile.begins && tile.ends;
