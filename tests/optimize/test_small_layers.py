@@ -92,7 +92,7 @@ def test_weights_lie_where_they_are_faster(
     if supports(dtype) is not None or not can_lie_in_panels(dtype):
         pytest.skip("weights of this dtype have one order here")
 
-    def first_win(key: tuple[object, ...], sizes: object) -> int | None:
+    def first_win(key: tuple[object, ...], sizes: object, gain: float = 1.0) -> int | None:
         return 0 if in_panels or key[0] != "layouts" else None
 
     monkeypatch.setattr(measure, "TIMED", True)
