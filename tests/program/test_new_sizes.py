@@ -38,6 +38,34 @@ def test_new_sizes_with_constants_of_the_code(mode: Any) -> None:
                 torch.testing.assert_close(optimized(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+class Shifted(nn.Module):
+    """Numbers of Python's as tensors, which inference mode makes by one operator more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.tensor([0.5, 2.0])
+        return self.last((self.first(x * both[0]) + torch.tensor(0.25)).relu().detach_()) * both[1]
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_new_sizes_run_at_once_where_code_makes_tensors_of_numbers(mode: Any) -> None:
+    torch.manual_seed(0)
+    model = Shifted().eval()
+    optimized = oxytorch.optimize(
+        model, sample_input=torch.randn(8, 20, 64), graph=True, passes=["program"]
+    )
+    with mode():
+        for batch, length in [(1, 9), (5, 4), (3, 40), (7, 17), (2, 6)]:
+            x = torch.randn(batch, length, 64)
+            for _ in range(2):
+                torch.testing.assert_close(optimized(x), model(x), rtol=1e-4, atol=1e-5)
+    lines = "\n".join(oxytorch.explain(optimized).calls)
+    assert "not checked for other sizes" not in lines and "checked for other sizes: new" in lines
+
+
 def test_what_fails_while_sizes_are_joined_is_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)).eval()

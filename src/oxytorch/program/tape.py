@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..core.interruption import pass_on_interruption
-from ..core.modes import FunctionsTo, OwnDispatchMode, recording
+from ..core.modes import FunctionsTo, OwnDispatchMode, recording, with_normal_tensors
 from ..graph.code import go_on_watching, stop_watching
 from ..graph.errors import CaptureError
 from .calls import (
@@ -226,6 +226,8 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         if torch.is_inference_mode_enabled() and _is_composite(func):
             with self:  # in this mode torch does not take operators apart before they come here
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
+        if func is _aten.detach_.default:  # of `torch.tensor` in this mode; it writes no values
+            return self._call(func, args, kwargs)
         arguments = self._try(self._arguments, func, args, kwargs)
         lends = self._lends or self._before is not None
         known = self._try(self._known, func, arguments) if lends else None
@@ -289,7 +291,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
     def _literal(self, tensor: Tensor, result: Tensor) -> None:
         """Note a tensor that is made of Python values, as a copy of a constant."""
         value = TensorRef("external", len(self.externals))
-        self.externals.append(tensor.detach().clone())
+        self.externals.append(_copy(tensor))
         self.literals.add(value.number)
         self.steps.append(
             OperatorCall(
@@ -329,6 +331,11 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             if tensor.untyped_storage()._cdata in self._protected:
                 raise CaptureError(f"{func} writes to an input or to the model's own tensors")
+
+
+@with_normal_tensors
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
 
 
 @functools.lru_cache(maxsize=4096)
