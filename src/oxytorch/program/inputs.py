@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import filterfalse
 from typing import Any
 
 import torch
@@ -47,6 +48,11 @@ def form_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashabl
     return (form, aliases, torch.get_default_dtype()), tensors
 
 
+def _is_of_torch(name: str) -> bool:
+    """Whether an attribute is a note of torch's compiler or exporter, which no model reads."""
+    return name.startswith("_dynamo_") or name == "_specialize_on"
+
+
 def without_sizes(form: Hashable) -> Hashable:
     """The form of a call without the shapes and strides of its tensors."""
     if not isinstance(form, tuple):
@@ -61,8 +67,11 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
     if kind is Tensor or kind is nn.Parameter:
         if value.is_nested or value.layout != torch.strided or value.device.type != "cpu":
             raise ForeignError("an input is no plain tensor on the CPU")
-        if value.__dict__:
-            raise ForeignError("an input has attributes of its own, which may change")
+        if value.__dict__ and (own := sorted(filterfalse(_is_of_torch, value.__dict__))):
+            raise ForeignError(
+                f"an input has attributes of its own ({', '.join(own)}), which may change; pass "
+                "its .detach(), which has none"
+            )
         tensors.append(value)
         # Not where it begins in its memory, which no code that was recorded asks for.
         return value.shape, value.dtype, value.stride(), kind, value.requires_grad

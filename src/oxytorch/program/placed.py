@@ -73,7 +73,10 @@ class Placed:
         if self._derived is not None:
             made = self._derived(arguments)
             if made is None:
-                raise UnsettledError
+                raise UnsettledError(
+                    "what is made of weights is written to again and again, or was made of tensors "
+                    "of inference mode, which tell of no writes"
+                )
             tensors += made
         if self._is_below:  # operators skip what autograd does around them, which takes a third
             with torch._C._AutoDispatchBelowAutograd():

@@ -115,12 +115,12 @@ class Reachable:
         self._todo: list[Any] = [module]
         for code, table in codes.seen.items():
             reads_table = self._all_names and "globals" in code.co_names
-            for name in [*table] if reads_table else code.co_names:
-                if name in table:
-                    self._entry(table, name)
+            names = {*_global_names(code)}
+            for name in [*table] if reads_table else sorted(names.intersection(table)):
+                self._entry(table, name)
             if reads_table:
                 self._count(table)
-            for name in _global_names(code).difference(table):
+            for name in names.difference(table):
                 for place in (table, vars(builtins)):
                     self._places.entries.append((place, name, place.get(name, MISSING)))
             for name in _imported_names(code, table):
@@ -265,14 +265,18 @@ class Reachable:
             logger = logger.parent
 
     def _python_module(self, module: types.ModuleType) -> None:
-        # Every line of a notebook adds a name, and libraries of modules load them one by one.
-        if type(module) is types.ModuleType and module.__name__ != "__main__":
-            self._count(module.__dict__)
-        for name in self._names & module.__dict__.keys():
-            if isinstance(module.__dict__[name], _OPAQUE) or _is_of_torch(module):
-                self._places.entries.append((module.__dict__, name, module.__dict__[name]))
+        table = module.__dict__
+        # Every line of a notebook adds a name, and libraries of modules load them one by one, as
+        # torch does parts of itself: names that no code mentions.
+        if _is_of_torch(module) and not self._all_names:
+            self._places.entries += [(table, name, MISSING) for name in self._names - table.keys()]
+        elif type(module) is types.ModuleType and module.__name__ != "__main__":
+            self._count(table)
+        for name in self._names & table.keys():
+            if isinstance(table[name], _OPAQUE) or _is_of_torch(module):
+                self._places.entries.append((table, name, table[name]))
             else:
-                self._entry(module.__dict__, name)
+                self._entry(table, name)
 
     def _tensor(self, tensor: Tensor) -> None:
         self._places.add_tensor(tensor)
@@ -451,7 +455,7 @@ def _table_of(kind: type) -> dict[str, Any]:
 @functools.lru_cache(maxsize=4096)
 def _global_names(code: types.CodeType) -> frozenset[str]:
     """The global variables that code names."""
-    instructions = (i for i in dis.get_instructions(code) if i.opname in _GLOBAL_READS)
+    instructions = (i for i in dis.get_instructions(code) if i.opname in _NAMES_GLOBALS)
     return frozenset(i.argval for i in instructions)
 
 
@@ -479,7 +483,10 @@ def _imports(code: types.CodeType) -> tuple[tuple[str, int], ...]:
 
 
 _CONSTANTS = ("LOAD_CONST", "LOAD_SMALL_INT")
-_GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_NAMES_GLOBALS = (
+    "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL",
+    "STORE_NAME", "DELETE_NAME",
+)  # fmt: skip
 
 
 def _is_of_torch(value: Any) -> bool:
