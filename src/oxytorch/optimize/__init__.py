@@ -360,11 +360,14 @@ def optimize_in_place(
     runs: those of the passes that are run, which ask what the others would do.
     """
     wanted = {} if dtype is None else dtypes(model, dtype)
+    if "cast" not in names:
+        wanted = {}
     distinct = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
     report = Report(type(model).__name__, "/".join(distinct) or "dtypes as they are", list(names))
-    given = wanted if "cast" in names else {}
-    context = OptimizeContext(model, given, ChangeLog(report), names, separate, sample=sample)
-    if "cast" in names and dtype is not None:
+    context = OptimizeContext(model, wanted, ChangeLog(report), names, separate, sample=sample)
+    if "cast" not in names and dtype is not None:
+        context.log.skipped("cast", "", "not among the passes, so that dtype has no effect")
+    elif dtype is not None:
         context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
         context.dtype, context.made_for = context.rules.get(""), made_for(model)
     with _garbage.paused():

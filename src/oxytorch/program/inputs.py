@@ -50,7 +50,7 @@ def form_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashabl
 
 def _is_of_torch(name: str) -> bool:
     """Whether an attribute is a note of torch's compiler or exporter, which no model reads."""
-    return name.startswith("_dynamo_") or name == "_specialize_on"
+    return name.startswith(("_dynamo_", "_has_dynamo_", "_specialize_on"))
 
 
 def without_sizes(form: Hashable) -> Hashable:
