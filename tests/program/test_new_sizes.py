@@ -66,6 +66,29 @@ def test_new_sizes_run_at_once_where_code_makes_tensors_of_numbers(mode: Any) ->
     assert "not checked for other sizes" not in lines and "checked for other sizes: new" in lines
 
 
+class Detaching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.detach_())
+
+
+def test_an_input_that_code_detaches_is_detached_at_each_call() -> None:
+    model = Detaching().eval()
+    optimized = oxytorch.optimize(model, sample_input=torch.randn(8, 64), passes=["program"])
+    with torch.inference_mode():
+        for _ in range(4):
+            with torch.inference_mode(False):
+                x = torch.randn(8, 64, requires_grad=True)
+            torch.testing.assert_close(optimized(x), model(x), rtol=1e-4, atol=1e-5)
+            with torch.inference_mode(False):
+                own, other = (torch.randn(8, 64, requires_grad=True) for _ in range(2))
+            optimized(own), model(other)
+            assert own.requires_grad == other.requires_grad
+
+
 def test_what_fails_while_sizes_are_joined_is_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)).eval()

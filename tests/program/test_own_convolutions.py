@@ -337,7 +337,7 @@ def test_zeros_that_only_ours_add_count(
     monkeypatch.setattr(own_convolutions, "is_faster", IS_FASTER)
     times = {"plain": 4e-5, "packed": 4e-5, "own": 5e-5}
     monkeypatch.setattr(convolution_times, "times_of", lambda layer: times)
-    monkeypatch.setattr(convolution_times, "LEAVING", 0.0)
+    monkeypatch.setattr(convolution_times, "AMID_OWN", 0.0)
     monkeypatch.setattr(convolution_times, "_seconds_of_zeros", lambda layer: 2e-5)
     layers = [nn.Conv2d(32, 32, 1), nn.ZeroPad2d(zeros), nn.Conv2d(32, 32, 3, 2, groups=32)]
     _check(nn.Sequential(*layers).eval(), torch.float32, seen, (2, 32, 8, 8))

@@ -48,7 +48,7 @@ def form_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashabl
     return (form, aliases, torch.get_default_dtype()), tensors
 
 
-def _is_of_torch(name: str) -> bool:
+def _is_note_of_torch(name: str) -> bool:
     """Whether an attribute is a note of torch's compiler or exporter, which no model reads."""
     return name.startswith(("_dynamo_", "_has_dynamo_", "_specialize_on"))
 
@@ -67,7 +67,7 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
     if kind is Tensor or kind is nn.Parameter:
         if value.is_nested or value.layout != torch.strided or value.device.type != "cpu":
             raise ForeignError("an input is no plain tensor on the CPU")
-        if value.__dict__ and (own := sorted(filterfalse(_is_of_torch, value.__dict__))):
+        if value.__dict__ and (own := sorted(filterfalse(_is_note_of_torch, value.__dict__))):
             raise ForeignError(
                 f"an input has attributes of its own ({', '.join(own)}), which may change; pass "
                 "its .detach(), which has none"

@@ -5,20 +5,18 @@ modules, by what these hold (configurations, lists, dictionaries), by global var
 closures and classes hold, and by tensors. All of that can be reached from the modules and from the
 code that ran, and is compared by identity before each use of the recording. It decided by what it
 asked for and did not find as well (`getattr` with a default, `hasattr`): so every table that it can
-have asked is counted, and a global variable that it names and that is not there is looked for. What
-cannot be reached
-(files, the clock, the environment) is only read through functions of Python's library, and code
-that calls those is refused.
+have asked is counted, and a global variable that it names and that is not there is looked for, as
+is a name of torch's, unless its code looks names up. What cannot be reached (files, the clock, the
+environment) is only read through functions of Python's library, and code that calls those is
+refused.
 """
 
 from __future__ import annotations
 
 import builtins
 import copyreg
-import dis
 import functools
 import gc
-import importlib.util
 import logging
 import sys
 import threading
@@ -40,6 +38,7 @@ from ..core.packed import PackedTensor
 from ..core.sources import GLOBAL_HOOKS, MISSING, Places
 from ..core.words import has_no_attributes
 from ..graph.errors import CaptureError
+from .code_names import global_names, imported_names
 from .codes import Codes, is_pythons
 
 
@@ -115,7 +114,7 @@ class Reachable:
         self._todo: list[Any] = [module]
         for code, table in codes.seen.items():
             reads_table = self._all_names and "globals" in code.co_names
-            names = {*_global_names(code)}
+            names = global_names(code)
             for name in [*table] if reads_table else sorted(names.intersection(table)):
                 self._entry(table, name)
             if reads_table:
@@ -123,7 +122,7 @@ class Reachable:
             for name in names.difference(table):
                 for place in (table, vars(builtins)):
                     self._places.entries.append((place, name, place.get(name, MISSING)))
-            for name in _imported_names(code, table):
+            for name in imported_names(code, table):
                 self._import(name)
         if codes.reads_environment:
             self._todo.append(config.environment)
@@ -266,11 +265,11 @@ class Reachable:
 
     def _python_module(self, module: types.ModuleType) -> None:
         table = module.__dict__
-        # Every line of a notebook adds a name, and libraries of modules load them one by one, as
-        # torch does parts of itself: names that no code mentions.
-        if _is_of_torch(module) and not self._all_names:
-            self._places.entries += [(table, name, MISSING) for name in self._names - table.keys()]
-        elif type(module) is types.ModuleType and module.__name__ != "__main__":
+        if _is_of_torch(module) and not self._all_names:  # it loads parts of itself one by one
+            self._places.entries += [(table, n, table.get(n, MISSING)) for n in self._names]
+            return
+        # Every line of a notebook adds a name, and libraries of modules load them one by one.
+        if type(module) is types.ModuleType and module.__name__ != "__main__":
             self._count(table)
         for name in self._names & table.keys():
             if isinstance(table[name], _OPAQUE) or _is_of_torch(module):
@@ -450,43 +449,6 @@ def _table_of(kind: type) -> dict[str, Any]:
     if len(found) != 1 or type(found[0]) is not dict:
         raise CaptureError(f"its code can read the class {kind.__name__}, which cannot be compared")
     return found[0]
-
-
-@functools.lru_cache(maxsize=4096)
-def _global_names(code: types.CodeType) -> frozenset[str]:
-    """The global variables that code names."""
-    instructions = (i for i in dis.get_instructions(code) if i.opname in _NAMES_GLOBALS)
-    return frozenset(i.argval for i in instructions)
-
-
-def _imported_names(code: types.CodeType, table: dict[str, Any]) -> Iterator[str]:
-    """The full names of the modules that code can import; table: its global variables."""
-    for name, level in _imports(code):
-        if level:
-            package = table.get("__package__") or str(table.get("__name__")).rpartition(".")[0]
-            yield importlib.util.resolve_name("." * level + name, package)
-        else:
-            yield name
-
-
-@functools.lru_cache(maxsize=4096)
-def _imports(code: types.CodeType) -> tuple[tuple[str, int], ...]:
-    """The modules that code can import: their names, and how many packages up these begin."""
-    found, constants = [], [0, None]
-    for each in dis.get_instructions(code):
-        if each.opname == "IMPORT_NAME":
-            level = constants[-2]
-            found.append((each.argval, level if isinstance(level, int) else 0))
-        elif each.opname in _CONSTANTS:
-            constants.append(each.argval)
-    return tuple(found)
-
-
-_CONSTANTS = ("LOAD_CONST", "LOAD_SMALL_INT")
-_NAMES_GLOBALS = (
-    "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL",
-    "STORE_NAME", "DELETE_NAME",
-)  # fmt: skip
 
 
 def _is_of_torch(value: Any) -> bool:

@@ -227,6 +227,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             with self:  # in this mode torch does not take operators apart before they come here
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         if func is _aten.detach_.default:  # of `torch.tensor` in this mode; it writes no values
+            self._try(self._arguments, func, args, kwargs)  # but may not detach what others have
             return self._call(func, args, kwargs)
         arguments = self._try(self._arguments, func, args, kwargs)
         lends = self._lends or self._before is not None

@@ -35,10 +35,13 @@ SMALL, CACHE, MOST_WEIGHTS = 64 << 10, 4 << 20, 8
 cache of a thread's processor holds others; weights that are timed in turns at most."""
 FEW_CHANNELS = 8
 """Images of fewer channels our operator reads whatever order they lie in."""
-LEAVING, MOST_LEAVING = 200e-6, 0.5
-"""Seconds that torch's operators cost more amid kernels of ours than by themselves, and the most,
-as a part of their own: they end the parallel region that these share, and leave results in other
-caches than the next kernel's threads read from. As measured in whole models with two threads."""
+LEAVING = 25e-6
+"""Seconds that torch's operators take longer amid kernels of ours than by themselves: they end the
+parallel region that these share, as measured with two threads."""
+AMID_OWN, MOST_AMID_OWN = 200e-6, 0.5
+"""Seconds by which a convolution of torch's or oneDNN's lengthens a whole model of ours beside its
+own time, and the most, as a part of that: its result lies in other caches than those that the next
+kernel's threads read from. As measured with two threads and with 16."""
 
 
 @dataclass(frozen=True)
@@ -248,13 +251,13 @@ def is_faster(
     times = times_of(layer)
     after = _seconds_of_activation(layer.result) if swept else 0.0
     after += _seconds_of_zeros(layer) if padded else 0.0
-    leaves = "own" in (way, than) and torch.get_num_threads() > 1
+    is_amid_own = "own" in (way, than) and torch.get_num_threads() > 1
 
     def whole(each: str) -> float:
         seconds = times[each]
         if each == "own":
             return seconds
-        return seconds + after + (min(LEAVING, MOST_LEAVING * seconds) if leaves else 0.0)
+        return seconds + after + (min(AMID_OWN, MOST_AMID_OWN * seconds) if is_amid_own else 0.0)
 
     return whole(way) <= gain * whole(than)
 
