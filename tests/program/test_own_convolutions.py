@@ -22,9 +22,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 PANELS, DEPTHWISE = "oxytorch::convolution_panels", "oxytorch::depthwise_convolution"
 IS_FASTER = convolution_times.is_faster
-SIZES = {2: (2, 32, 11, 13), 3: (2, 32, 5, 6, 7)}
-_KINDS: dict[int, Callable[..., nn.Module]] = {2: nn.Conv2d, 3: nn.Conv3d}
-_NORMS = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+SIZES = {1: (2, 32, 33), 2: (2, 32, 11, 13), 3: (2, 32, 5, 6, 7)}
+_KINDS: dict[int, Callable[..., nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
 @pytest.fixture(autouse=True)
@@ -117,16 +117,52 @@ BEHIND: dict[str, tuple[Callable[[Any, Tensor], Any], list[str], list[str]]] = {
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("groups", [1, 32])
-@pytest.mark.parametrize("name", BEHIND)
+@pytest.mark.parametrize(
+    ("name", "dims"), [(name, n) for name in BEHIND for n in (1, 2) if n == 2 or "zeros" not in name]
+)
 def test_what_stands_before_and_behind_is_computed_with_it(
-    name: str, groups: int, dtype: torch.dtype, seen: Seen
+    name: str, dims: int, groups: int, dtype: torch.dtype, seen: Seen
 ) -> None:
     function, wanted, gone = BEHIND[name]
     padding = 0 if "zeros" in name else 1
-    text = _check(Block(2, function, padding=padding, groups=groups), dtype, seen, SIZES[2])
+    text = _check(Block(dims, function, padding=padding, groups=groups), dtype, seen, SIZES[dims])
     text = text.replace("\n", " \n")
     assert all(part in text for part in [DEPTHWISE if groups > 1 else PANELS, *wanted]), text
     assert not any(part in text for part in gone), text
+
+
+NEIGHBOURS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "zeros on one side": lambda m, x: m.c(F.pad(x, (2, 0))),
+    "a norm of channels": lambda m, x: F.layer_norm(m.c(x).transpose(1, 2), (32,)).transpose(1, 2),
+    "a norm of groups": lambda m, x: F.group_norm(m.c(x), 4),
+    "a gate": lambda m, x: F.glu(m.c(x), 1),
+    "halves": lambda m, x: torch.cat([*m.c(x).chunk(2, 1)][::-1], 1),
+    "a pool": lambda m, x: F.max_pool1d(m.c(x), 2),
+    "a mean": lambda m, x: m.c(x).mean(-1),
+    "more positions": lambda m, x: F.interpolate(m.c(x), scale_factor=2),
+    "a transposed one": lambda m, x: F.conv_transpose1d(m.c(x), m.c.weight, stride=2),
+    "two dimensions": lambda m, x: m.c(x).unsqueeze(2) + m.c(x).unsqueeze(3),
+    "a matrix": lambda m, x: m.c(x).transpose(1, 2) @ m.c(x),
+    "a flat view": lambda m, x: m.c(x).view(x.shape[0], -1).softmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_what_is_next_to_those_of_one_dimension(name: str, seen: Seen) -> None:
+    model = Block(1, NEIGHBOURS[name])
+    assert PANELS in _check(model, torch.float32, seen, SIZES[1])
+
+
+@pytest.mark.parametrize("dims", SIZES)
+@pytest.mark.parametrize("groups", [1, 32])
+def test_sizes_that_are_not_known(dims: int, groups: int, seen: Seen) -> None:
+    model = Block(dims, lambda m, x: m.n(m.c(x)).relu(), groups=groups, stride=2, padding=1)
+    run = torch.compile(model, backend=compile_graph, fullgraph=True, dynamic=True)
+    for more in (0, 3, 1, 8):
+        x = torch.randn(2 + more, 32, *[size + more for size in SIZES[dims][2:]])
+        _same(run(x), model(x), torch.float32)
+    assert not seen.reasons and len(seen.programs) == 1
+    assert (DEPTHWISE if groups > 1 else PANELS) in seen.text and '"relu"' in seen.text
 
 
 @pytest.mark.parametrize("channels", [1, 3, 5, 24])

@@ -249,8 +249,10 @@ def why_plain(editor: Editor, step: Step, any_size: bool = False, own: bool = Fa
         return "it is of a single image without a batch"
     if known(metas[1].shape) is None:
         return "the size of its weight is not known"
-    if not any_size and (known(metas[0].shape[1:]) is None or 0 in size_of(metas[0])):
-        return "the size of its input is not known, or it is empty"
+    if not any_size and known(metas[0].shape[1:]) is None:
+        return "the size of its input is not known"
+    if (own or not any_size) and 0 in size_of(metas[0]):
+        return "its input is empty, or of a size that values decide"
     if not own and not all(map(is_vector, metas[2:])):
         return NO_VECTOR
     return "" if own else supports(metas[0].dtype) or ""

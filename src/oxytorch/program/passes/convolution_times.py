@@ -101,8 +101,8 @@ class Convolution:
 
     def why_not_own(self) -> str:
         """Why our operators cannot compute it; empty if they can."""
-        if self.more is not None or len(self.size) == 3:
-            return "it is transposed, or of one dimension"
+        if self.more is not None:
+            return "it is transposed"
         if self.dtype not in PLAIN_NAMES:
             return f"its weight is {str(self.dtype).removeprefix('torch.')}"
         if self.is_depthwise:
@@ -132,9 +132,12 @@ def convolution_of(step: Step, takes: bool = False, returns: bool = False) -> Co
 
 
 def size_of(x: Tensor) -> tuple[int, ...]:
-    """The size of what a convolution takes; of batches of any size, that of the captured run."""
-    batch, *rest = x.shape
-    return batch.node.hint if isinstance(batch, torch.SymInt) else batch, *rest
+    """The size of what a convolution takes: where it may be any, that of the captured run, or 0
+    where values decide it."""
+    return tuple(
+        (n.node.hint if n.node.has_hint() else 0) if isinstance(n, torch.SymInt) else n
+        for n in x.shape
+    )
 
 
 def _numbers(words: Iterable[str]) -> tuple[int, ...]:
@@ -158,9 +161,11 @@ class Ways:
     @cached_property
     def _ordered(self) -> Tensor:
         tensor = self._wide(self._given)
-        if self._layer.takes:
-            return tensor
-        return tensor.contiguous(memory_format=LAST[tensor.dim()])
+        return tensor if self._layer.takes else with_channels_last(tensor)
+
+    @cached_property
+    def _for_own(self) -> Tensor:
+        return self._given if self._layer.takes else with_channels_last(self._given)
 
     def _wide(self, tensor: Tensor) -> Tensor:
         return tensor.unsqueeze(2) if len(self._layer.size) == 3 else tensor
@@ -173,7 +178,7 @@ class Ways:
         own = self._layer
         found = own.of(self._given, self._values)
         if own.takes and not own.returns and found.dim() in LAST:
-            return found.contiguous(memory_format=LAST[found.dim()])
+            return with_channels_last(found)
         return found
 
     def _weights(self, make: Callable[[], Tensor]) -> Iterator[Tensor]:
@@ -212,13 +217,21 @@ class Ways:
         lists = [*own.stride], pads, [*own.dilation]
         if own.is_depthwise:
             run = torch.ops.oxytorch.depthwise_convolution.default
-            found = run(self._ordered, next(self._own_weights), None, None, *lists, "none")
+            found = run(self._for_own, next(self._own_weights), None, None, *lists, "none")
         else:
             run = torch.ops.oxytorch.convolution_panels.default
             weight = PLAIN_NAMES[own.dtype], next(self._own_weights)
             size = [*own.shape[2:]], own.shape[0]
-            found = run(self._ordered, *weight, *size, None, None, *lists, own.groups, "none")
+            found = run(self._for_own, *weight, *size, None, None, *lists, own.groups, "none")
         return self._returned(found)
+
+
+def with_channels_last(x: Tensor) -> Tensor:
+    """A copy of a tensor of one to three spatial dimensions in the order that our operators read
+    and return."""
+    if x.dim() == 3:
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    return x.contiguous(memory_format=LAST[x.dim()])
 
 
 def _operator(target: str) -> Any:

@@ -45,7 +45,7 @@ def _to_own(editor: Editor, beside_packed: bool) -> None:
 
 def _why_not(editor: Editor, step: Step) -> str:
     """Why our operators cannot compute a convolution; empty if they can."""
-    return why_plain(editor, step, own=True) or convolution_of(step).why_not_own()
+    return why_plain(editor, step, any_size=True, own=True) or convolution_of(step).why_not_own()
 
 
 def _is_faster(editor: Editor, step: Step, steps: list[Step], beside_packed: bool) -> bool:
@@ -53,7 +53,8 @@ def _is_faster(editor: Editor, step: Step, steps: list[Step], beside_packed: boo
     padded = zeros_before(editor, step) is not None
     if not is_faster(layer, "own", "plain", swept, padded):
         return False
-    if not beside_packed or supports(layer.dtype) is not None:
+    can_be_packed = supports(layer.dtype) is None and not why_plain(editor, step)
+    if not beside_packed or not can_be_packed:
         return True
     return is_faster(layer, "own", "packed", swept, padded, gain=1.0)
 
@@ -76,9 +77,8 @@ def _own_steps(editor: Editor, step: Step) -> list[Step]:
     """The steps of a convolution by our operators, with the zeros of a step before it."""
     _, weight, bias, *_ = step.arguments
     layer = convolution_of(step)
-    _, stride, dilation, groups = layer.geometry
     x, pads = padded_input(editor, step)
-    geometry: list[Argument] = [[*map(str, stride)], pads, [*map(str, dilation)]]
+    geometry: list[Argument] = [[*map(str, layer.stride)], pads, [*map(str, layer.dilation)]]
     size = known(weight.meta.shape)
     assert size is not None
     if layer.is_depthwise:
@@ -90,7 +90,7 @@ def _own_steps(editor: Editor, step: Step) -> list[Step]:
     makes.append(Step(PACK, [matrix, format, "false"], [packed]))
     kernel, channels = [*map(str, size[2:])], str(size[0])
     arguments = [x, format, packed, kernel, channels, bias, "none", *geometry]
-    return [*makes, Step(PANELS, [*arguments, str(groups), '"none"'], step.results)]
+    return [*makes, Step(PANELS, [*arguments, str(layer.groups), '"none"'], step.results)]
 
 
 def _matrix(weight: Value, size: tuple[int, ...]) -> tuple[list[Step], Value]:
