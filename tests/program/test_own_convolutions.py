@@ -118,7 +118,8 @@ BEHIND: dict[str, tuple[Callable[[Any, Tensor], Any], list[str], list[str]]] = {
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("groups", [1, 32])
 @pytest.mark.parametrize(
-    ("name", "dims"), [(name, n) for name in BEHIND for n in (1, 2) if n == 2 or "zeros" not in name]
+    ("name", "dims"),
+    [(name, n) for name in BEHIND for n in (1, 2) if n == 2 or "zeros" not in name],
 )
 def test_what_stands_before_and_behind_is_computed_with_it(
     name: str, dims: int, groups: int, dtype: torch.dtype, seen: Seen
