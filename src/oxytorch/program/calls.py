@@ -89,6 +89,15 @@ def in_order(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple
     return (*args, *(kwargs.get(a.name, as_given(a.default_value, a)) for a in rest))
 
 
+def as_given_to(func: Any, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments in the order of the schema as positional and keyword ones."""
+    pairs = [*zip(func._schema.arguments, arguments, strict=True)]
+    return (
+        tuple(value for argument, value in pairs if not argument.kwarg_only),
+        {argument.name: value for argument, value in pairs if argument.kwarg_only},
+    )
+
+
 def is_same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have one form and equal values."""
     if (first.shape, first.dtype) != (second.shape, second.dtype):

@@ -72,9 +72,9 @@ class Programs:
 
     From the second one on, calls that differ in sizes alone share a program, with one copy of
     packed weights. It serves a further call if that run, which is recorded too, is one that the
-    program stands for, or without a run, if there is a proof for its sizes. Convolutions are packed
-    for the sizes of their images: modules that have some get programs of their own for their first
-    sizes, which all batches share.
+    program stands for, or without a run, if there is a proof for its sizes. oneDNN packs weights of
+    convolutions for the sizes of their images: modules with such weights get programs of their own
+    for their first sizes, which all batches share.
 
     quantized: the layers that are to multiply bytes.
     seconds: those of the first call of the last program that was built.
@@ -213,7 +213,7 @@ class Programs:
         if is_full:
             raise CaptureError(f"there are programs for {MOST_OWN} other kinds of call")
         placed = run.placed()
-        self._families.append(_Family(run))
+        self._families.append(_Family(run, placed.packs_by_size))
         return placed, run.externals
 
 
@@ -244,12 +244,14 @@ class Proof(NamedTuple):
 class _Family:
     """Runs that differ in sizes alone; placed: the program that they share, once there are two.
 
+    packs_by_size: whether that of the first run alone has weights packed for its sizes.
     externals: the tensors that it takes besides those of the call. Constants among them are those
     of the first run, so that values that are made of them are made once.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, packs_by_size: bool) -> None:
         self.placed: Placed | None = None
+        self._packs_by_size = packs_by_size
         self.unproven = ""  # why there is no proof
         self._alone = ""  # why a run was not joined to it
         self.externals = run.externals
@@ -309,7 +311,7 @@ class _Family:
 
     def shares_packed(self, run: Run) -> bool:
         """Whether weights that are packed for its runs are packed for a run, too."""
-        return not run.packs_by_size or self._runs[-1].images == run.images
+        return not self._packs_by_size or self._runs[-1].images == run.images
 
     def may_serve(self, inputs: Sequence[Tensor]) -> bool:
         """Whether the program may stand for calls with such inputs."""

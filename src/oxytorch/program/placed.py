@@ -15,6 +15,7 @@ from ..core.modes import is_unseen
 from .capture import Given, Outputs
 from .derived import Derived
 from .passes import improve, split
+from .passes.convolution_times import PACKED, PACKED_TRANSPOSED
 from .passes.quantized_layers import Quantization
 from .program import Step, Steps, Value
 
@@ -30,6 +31,8 @@ class Placed:
     lasting: the inputs that seldom change; what is made of these alone is made once.
     required: what the last outputs of `steps`, which are not among `outputs`, must be at each call.
     quantization: which layers multiply bytes.
+
+    packs_by_size: whether it has weights that are packed for the sizes of what their layers take.
     """
 
     def __init__(
@@ -49,6 +52,9 @@ class Placed:
             before, derived = split(steps, lasting)
             self._is_below = not steps.has_effect and not _shows_inputs(steps)
             _require(steps, required)
+            self.packs_by_size = any(
+                step.target.startswith((PACKED, PACKED_TRANSPOSED)) for step in steps.steps
+            )
             self.program = steps.program()
             taken = [value for value in steps.inputs if value in places]
             self._tensors = [places[value] for value in taken if not value.is_size]

@@ -28,13 +28,15 @@ from .calls import Form, Recording, form_of, values_in
 from .in_place import without_writes
 from .inputs import ModuleCall
 from .outputs import OutputStructure, output_tensors
+from .passes.convolution_times import LAST
+from .plan import hint
 from .sizes import SizedRun, Symbols, differ_in_arguments, share_externals
 from .tape import READS, Recorder
 from .way import Way, new_way
 
 _aten, _prim = torch.ops.aten, torch.ops.prim
 _BY_IMAGES = {_aten.convolution.default, _aten.constant_pad_nd.default}
-"""Operators that compute each image of a batch by itself."""
+"""Operators that compute each image of a batch by itself, of any size."""
 _CPU = torch.device("cpu")
 
 
@@ -90,7 +92,7 @@ class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
             raise CaptureError(f"{func} changes the shape of a tensor in place")
         args, kwargs = pytree.tree_map(lambda x: self._behind.get(id(x), x), (args, kwargs))
         with self._fakes:
-            found = _form_of_batches(func, args) if func in _BY_IMAGES else None
+            found = _form_of_images(func, args) if func in _BY_IMAGES else None
             if found is None:
                 found = func(*args, **kwargs)
         return pytree.tree_map_only(Tensor, self._seen, found)
@@ -129,26 +131,55 @@ class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
         super()._literal(tensor, result)
 
 
-def _form_of_batches(func: Any, args: tuple[Any, ...]) -> Tensor | None:
-    """The result of a convolution or of padding of which the size of the batch alone is a symbol;
-    None of others.
+def _form_of_images(func: Any, args: tuple[Any, ...]) -> Tensor | None:
+    """The result of a convolution or of padding of which the sizes of images, or their number, are
+    symbols; None of others.
 
-    Torch asks for that size to choose among its kernels, which give all batches the same order in
-    memory, or makes it the one of this run: what it asks would become a condition.
+    Torch asks for these sizes to choose among its kernels, which give all sizes the same order in
+    memory, or makes them those of this run: what it asks would become a condition.
     """
-    image, stride = args[0].shape[1:], args[0].stride()
-    if any(isinstance(n, torch.SymInt) for n in pytree.tree_leaves((image, stride, args[1:]))):
+    x, *rest = args
+    sizes = [n for each in rest if isinstance(each, Tensor) for n in each.shape]
+    is_pad = func is _aten.constant_pad_nd.default
+    if any(isinstance(n, torch.SymInt) for n in (*pytree.tree_leaves(rest), *sizes)):
         return None
-    if func is _aten.constant_pad_nd.default and len(args[1]) > 2 * len(image):
-        return None  # more images
-    batch = args[0].shape[0]
-    if not isinstance(batch, torch.SymInt) or 0 in image or not batch > 0:
+    if not all(n > 0 for n in x.shape) or not (is_pad or type(x.shape[1]) is int):
         return None
-    one = torch.empty_strided((batch.node.hint, *image), stride, dtype=args[0].dtype, device="cpu")
-    found = func(one, *args[1:])
-    return torch.empty_strided(
-        (batch, *found.shape[1:]), found.stride(), dtype=found.dtype, device="cpu"
-    )
+    shape, stride = (tuple(map(hint, each)) for each in (x.shape, x.stride()))
+    one = torch.empty_strided(shape, stride, dtype=x.dtype, device="cpu")
+    found: Tensor = func(one, *rest)
+    of_all = _padded(x.shape, rest[0]) if is_pad else _convolved(x.shape, found.shape[1], *rest)
+    if (*map(hint, of_all),) != found.shape or not all(n > 0 for n in of_all):
+        return None
+    if not any(isinstance(n, torch.SymInt) for n in of_all[1:]):
+        return torch.empty_strided(of_all, found.stride(), dtype=found.dtype, device="cpu")
+    for order in (torch.contiguous_format, *({LAST[x.dim()]} if x.dim() in LAST else ())):
+        if found.is_contiguous(memory_format=order):
+            return torch.empty(of_all, dtype=found.dtype, device="cpu", memory_format=order)
+    return None
+
+
+def _padded(shape: Sequence[Any], pads: Sequence[int]) -> tuple[Any, ...]:
+    """The sizes of a tensor with elements added before and after each of the last dimensions."""
+    more = [a + b for a, b in zip(pads[::2], pads[1::2], strict=True)][::-1]
+    more = [0] * (len(shape) - len(more)) + more
+    return tuple(n + each for n, each in zip(shape, more, strict=True))
+
+
+def _convolved(shape: Sequence[Any], channels: int, weight: Tensor, *rest: Any) -> tuple[Any, ...]:
+    """The sizes of what a convolution gives, which has so many channels."""
+    _, strides, pads, dilations, is_transposed, more, _ = rest
+    found = [shape[0], channels]
+    for place, size in enumerate(shape[2:]):
+        stride, pad, dilation = (
+            each[min(place, len(each) - 1)] for each in (strides, pads, dilations)
+        )
+        reach = dilation * (weight.shape[2 + place] - 1)
+        if is_transposed:
+            found.append((size - 1) * stride - 2 * pad + reach + more[place] + 1)
+        else:
+            found.append((size + 2 * pad - reach - 1) // stride + 1)
+    return tuple(found)
 
 
 def _is_whole(func: Any, args: tuple[Any, ...]) -> bool:
@@ -240,8 +271,12 @@ def _compare(own: Recording, found: Recording, symbols: Symbols) -> None:
             raise CaptureError(f"it calls {b.operator}, not {a.operator}, where sizes are symbols")
         if not symbols.agree(a.arguments, b.arguments):
             raise CaptureError(f"an argument of {a.operator} has another formula")
+    taken = {value for step in own.steps for value in values_in(step.arguments)}
+    taken.update(own.outputs)
     for step in own.steps:
         for key in values_in(step.results):
+            if key not in taken:
+                continue  # torch's fake tensors have another dtype for means that norms return
             one, other = own.forms[key], found.forms[key]._replace(memory=0)
             if key not in own.outputs:
                 one, other = map(_without_needless_strides, (one, other))

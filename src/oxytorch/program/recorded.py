@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, fx
 
 from ..graph.errors import CaptureError, UnfitError
-from .calls import Form, OperatorCall, Recording, TensorRef, form_of, values_in
+from .calls import Form, OperatorCall, Recording, TensorRef, as_given_to, form_of, values_in
 from .capture import Outputs, steps_of
 from .in_place import without_writes
 from .passes.quantized_layers import Quantized
 from .placed import Placed
 from .program import Program, Steps, UnmetError
-from .sizes import Formula, SizedRun, Symbols
+from .sizes import Formula, Rounded, SizedRun, Symbols
 from .smaller import with_smaller_ones
 from .tape import Recorder
 
@@ -103,16 +103,8 @@ class Run:
         self._required: list[Tensor] = []
 
     @property
-    def packs_by_size(self) -> bool:
-        """Whether it has layers that are packed for the sizes of what they take."""
-        steps = self.recordings[0].steps
-        return any(
-            s.operator is _aten.convolution.default and len(s.arguments[3]) == 2 for s in steps
-        )
-
-    @property
     def images(self) -> list[tuple[int, ...]]:
-        """The sizes of what layers take that are packed for it, without the batch."""
+        """The sizes of what layers take that may be packed for it, without the batch."""
         run = self.recordings[0]
         given = {TensorRef("input", number): form for number, form in enumerate(self.forms[0])}
         forms = {**given, **run.forms}
@@ -206,7 +198,7 @@ class Graph:
         self.required: list[Tensor] = []
         self.graph = fx.Graph()
         self._nodes: dict[TensorRef, fx.Node] = {}
-        self._numbers: dict[Formula, fx.Node] = {}
+        self._numbers: dict[Formula | Rounded, fx.Node] = {}
         self._forms, self._symbols, self._places = recording.forms, symbols, places
         self._taken = {v for step in recording.steps for v in values_in(step.arguments)}
         self._taken.update(recording.outputs)
@@ -232,7 +224,7 @@ class Graph:
         arguments = [self._argument(each) for each in step.arguments]
         if step.read is not None:
             return self._read(step, *arguments)
-        node = self.graph.call_function(step.operator, *_given(step.operator, arguments))
+        node = self.graph.call_function(step.operator, *as_given_to(step.operator, arguments))
         returns = step.operator._schema.returns
         if len(returns) == 1 and isinstance(step.results[0], TensorRef):
             self._name(step.results[0], node)
@@ -255,23 +247,34 @@ class Graph:
             return self._number(value)
         return [self._argument(item) for item in value] if isinstance(value, tuple) else value
 
-    def _number(self, formula: Formula) -> fx.Node:
+    def _number(self, formula: Formula | Rounded) -> fx.Node:
         """What computes a formula from the sizes of inputs."""
         found = self._numbers.get(formula)
         if found is None:
-            call = self.graph.call_function
-            for number in formula.sizes:
-                input_, dim = self._places[number]
-                size = call(_aten.sym_size.int, (self._nodes[TensorRef("input", input_)], dim))
-                found = size if found is None else call(operator.mul, (found, size))
-            if formula.factor != 1:
-                found = call(operator.mul, (found, formula.factor))
-            if formula.rest:
-                found = call(operator.add, (found, formula.rest))
-            assert found is not None and self._symbols is not None
+            if isinstance(formula, Rounded):
+                found = self._with(operator.add, self._number(formula.formula), formula.rest, 0)
+                found = self._with(operator.floordiv, found, formula.divisor, 1)
+            else:
+                parts = [*map(self._extent, formula.sizes)]
+                found = parts[0]
+                for part in parts[1:]:
+                    found = self.graph.call_function(operator.mul, (found, part))
+                found = self._with(operator.mul, found, formula.factor, 1)
+                found = self._with(operator.add, found, formula.rest, 0)
+            assert self._symbols is not None
             found.meta["val"] = self._symbols.value(formula)
             self._numbers[formula] = found
         return found
+
+    def _extent(self, size: int | Rounded) -> fx.Node:
+        if isinstance(size, Rounded):
+            return self._number(size)
+        number, dim = self._places[size]
+        given = self._nodes[TensorRef("input", number)], dim
+        return self.graph.call_function(_aten.sym_size.int, given)
+
+    def _with(self, function: Any, node: fx.Node, number: int, neutral: int) -> fx.Node:
+        return node if number == neutral else self.graph.call_function(function, (node, number))
 
     def _read(self, step: OperatorCall, tensor: fx.Node, other: fx.Node | None = None) -> fx.Node:
         """A tensor that holds what a step read, as it was then."""
@@ -360,12 +363,3 @@ def _in_order(tensor: Tensor, form: tuple[Any, ...]) -> Tensor:
     if tensor.stride() == stride or tensor.shape != shape or tensor.dtype != dtype:
         return tensor
     return torch.empty_strided(shape, stride, dtype=dtype, device="cpu").copy_(tensor)
-
-
-def _given(operator: Any, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments in the order of the schema as positional and keyword ones."""
-    pairs = [*zip(operator._schema.arguments, arguments, strict=True)]
-    return (
-        tuple(value for argument, value in pairs if not argument.kwarg_only),
-        {argument.name: value for argument, value in pairs if argument.kwarg_only},
-    )

@@ -9,19 +9,34 @@ never assumed: the run is recorded, and compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations_with_replacement
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import conditions
-from .calls import Form, OperatorCall, Recording, TensorRef, form_of, is_equal, is_same
+from .calls import (
+    Form,
+    OperatorCall,
+    Recording,
+    TensorRef,
+    as_given_to,
+    form_of,
+    is_equal,
+    is_same,
+    values_in,
+)
 
 MOST_FACTORS = 2
 """Sizes that a formula multiplies, such as the batch size and the length."""
+MOST_STRIDE = 64
+"""By how much an operator divides a size at most, such as a convolution with strides."""
 
 
 class DifferentError(Exception):
@@ -33,15 +48,33 @@ class DifferentError(Exception):
 
 @dataclass(frozen=True)
 class Formula:
-    """factor * the product of some sizes + rest; sizes: their numbers."""
+    """factor * the product of some sizes + rest; sizes: the numbers of those of inputs, and others
+    that are rounded down."""
 
     factor: int
-    sizes: tuple[int, ...]
+    sizes: tuple[int | Rounded, ...]
     rest: int
 
     def of(self, values: Sequence[Any]) -> Any:
-        """Its value, where the sizes have these."""
-        return self.factor * math.prod(values[number] for number in self.sizes) + self.rest
+        """Its value, where the sizes of inputs have these."""
+        return self.factor * math.prod(_size_of(each, values) for each in self.sizes) + self.rest
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """(formula + rest) // divisor: what an operator with strides makes of a size."""
+
+    formula: Formula
+    rest: int
+    divisor: int
+
+    def of(self, values: Sequence[Any]) -> Any:
+        """Its value, where the sizes of inputs have these."""
+        return (self.formula.of(values) + self.rest) // self.divisor
+
+
+def _size_of(size: int | Rounded, values: Sequence[Any]) -> Any:
+    return size.of(values) if isinstance(size, Rounded) else values[size]
 
 
 class SizedRun:
@@ -64,16 +97,34 @@ class SizedRun:
         self._groups = _groups([own[:count] for own in inputs])
         self._known = [*zip(*self._groups, strict=True)]  # for each run, the values of the sizes
         self.places = [places[0] for places in self._groups.values()]
+        self._fits: dict[tuple[tuple[int, ...], _Sizes], Formula | None] = {}
+        self._rounded: list[Rounded] = []
         self.inputs: tuple[Form, ...] = self._one(inputs)
-        first = runs[0]
-        steps = [self._step(own) for own in _together([run.steps for run in runs])]
-        keys = [*first.forms]
+        self._look_for_rounded(runs, inputs)
+        first, keys = runs[0], [*runs[0].forms]
         if any([*run.forms] != keys or run.outputs != first.outputs for run in runs):
             raise DifferentError("it returns other tensors")
-        forms = {key: self._one([_plain(run.forms[key]) for run in runs]) for key in keys}
+        forms: dict[TensorRef, Form] = {}
+        steps = []
+        for own in _together([run.steps for run in runs]):
+            among = self._sizes_taken(own[0], forms)
+            steps.append(self._step(own, among))
+            for key in values_in(own[0].results):
+                if key in first.forms:
+                    forms[key] = self._one_form([_plain(run.forms[key]) for run in runs], among)
+        forms = {key: forms[key] for key in keys}
         self.recording = replace(first, steps=steps, forms=forms)
 
-    def _step(self, steps: tuple[OperatorCall, ...]) -> OperatorCall:
+    def _sizes_taken(self, step: OperatorCall, forms: Mapping[TensorRef, Form]) -> _Sizes:
+        """The sizes of the tensors that a step takes. forms: those of results so far."""
+        found: set[int | Rounded] = set()
+        for value in values_in(step.arguments):
+            form = forms.get(value) if value.kind == "result" else None
+            form = self.inputs[value.number] if value.kind == "input" else form
+            found |= set() if form is None else _sizes_in(form.shape)
+        return frozenset(found)
+
+    def _step(self, steps: tuple[OperatorCall, ...], among: _Sizes) -> OperatorCall:
         first = steps[0]
         others = {
             str(step.operator): None for step in steps if not differ_in_arguments(step, first)
@@ -83,43 +134,61 @@ class SizedRun:
                 f"it calls {first.operator} of one size, {next(iter(others))} of another"
             )
         try:
-            return replace(first, arguments=self._one([step.arguments for step in steps]))
+            return replace(first, arguments=self._one([step.arguments for step in steps], among))
         except DifferentError:
             message = f"an argument of {first.operator} is no formula of the sizes"
             raise DifferentError(message) from None
 
-    def _one(self, values: Sequence[Any]) -> Any:
-        """What stands for a value of each run."""
+    def _one(self, values: Sequence[Any], among: _Sizes = frozenset()) -> Any:
+        """What stands for a value of each run. among: the sizes that it is rather made of."""
         first = values[0]
         if any(type(value) is not type(first) for value in values):
             raise DifferentError
         if isinstance(first, tuple):
             if any(len(value) != len(first) for value in values):
                 raise DifferentError
-            parts = [self._one(each) for each in zip(*values, strict=True)]
-            return type(first)(*parts) if isinstance(first, Form) else tuple(parts)
+            if isinstance(first, Form):
+                return self._one_form(values, among)
+            return tuple(self._one(each, among) for each in zip(*values, strict=True))
         if all(is_equal(value, first) for value in values):
             return first
         if type(first) is not int:
             raise DifferentError
-        return self._formula(values)
-
-    def _formula(self, values: Sequence[int]) -> Formula:
-        """The simplest formula that gives these numbers in the runs."""
-        numbers = range(len(self.places))
-        products = [
-            sizes
-            for factors in range(1, MOST_FACTORS + 1)
-            for sizes in combinations_with_replacement(numbers, factors)
-        ]
-        found = [f for f in (self._line(sizes, values) for sizes in products) if f is not None]
-        if not found:
+        found = self._fit(tuple(values), among)
+        if found is None:
             raise DifferentError
-        return min(found, key=lambda f: (f.rest != 0, len(f.sizes), abs(f.factor), abs(f.rest)))
+        return found
 
-    def _line(self, sizes: tuple[int, ...], values: Sequence[int]) -> Formula | None:
+    def _one_form(self, forms: Sequence[Form], among: _Sizes) -> Form:
+        """The same of forms, whose strides are products of their own sizes if they can be."""
+        shapes, strides, *rest = zip(*forms, strict=True)
+        shape = self._one(shapes, among)
+        own = _sizes_in(shape)
+        products = [*_products(sorted(own, key=repr))]
+
+        def stride_of(values: tuple[int, ...]) -> Any:
+            if len({*values}) > 1:
+                lines = (self._line(factors, values) for factors in products)
+                found = next((line for line in lines if line is not None and not line.rest), None)
+                if found is not None:
+                    return found
+            return self._one(values, frozenset(own))
+
+        stride = tuple(map(stride_of, zip(*strides, strict=True)))
+        return Form(shape, stride, *map(self._one, rest))
+
+    def _fit(self, values: tuple[int, ...], among: _Sizes = frozenset()) -> Formula | None:
+        """The simplest formula that gives these numbers in the runs, if there is one."""
+        if (values, among) not in self._fits:
+            sizes: list[int | Rounded] = [*range(len(self.places)), *self._rounded]
+            lines = (self._line(factors, values) for factors in _products(sizes))
+            key = partial(_complexity, among=among)
+            self._fits[values, among] = min(filter(None, lines), key=key, default=None)
+        return self._fits[values, among]
+
+    def _line(self, sizes: tuple[int | Rounded, ...], values: Sequence[int]) -> Formula | None:
         """factor * product + rest of these sizes, if it gives the numbers."""
-        products = [math.prod(known[number] for number in sizes) for known in self._known]
+        products = [math.prod(_size_of(each, known) for each in sizes) for known in self._known]
         ends = next((p for p in range(1, len(products)) if products[p] != products[0]), None)
         if ends is None:
             return None
@@ -127,6 +196,57 @@ class SizedRun:
         formula = Formula(factor, sizes, values[0] - factor * products[0])
         gives = all(formula.of(k) == v for k, v in zip(self._known, values, strict=True))
         return formula if factor and not left and gives else None
+
+    def _look_for_rounded(
+        self, runs: Sequence[Recording], inputs: Sequence[tuple[Form, ...]]
+    ) -> None:
+        """Find the sizes of results that operators round down."""
+        for steps in _together([run.steps for run in runs]):
+            for place, key in enumerate(pytree.tree_leaves(steps[0].results)):
+                forms = [run.forms.get(key) for run in runs] if key is not None else [None]
+                shapes = [form.shape for form in forms if form is not None]
+                if len(shapes) != len(runs) or len({*map(len, shapes)}) != 1:
+                    continue
+                for dim, values in enumerate(zip(*shapes, strict=True)):
+                    fit = self._fit(values) if len({*values}) > 1 else None
+                    if len({*values}) > 1 and (fit is None or fit.factor < 0 or fit.rest):
+                        taken = [
+                            _forms_of(steps[0], *each) for each in zip(runs, inputs, strict=True)
+                        ]
+                        found = self._rounded_of(steps[0], taken, (place, dim), values)
+                        if found is None or found.divisor == 1:
+                            continue
+                        if min(values) <= 1:
+                            raise DifferentError("a size is 1")
+                        self._rounded.append(found)
+                        self._fits.clear()
+
+    def _rounded_of(
+        self,
+        step: OperatorCall,
+        taken: Sequence[dict[TensorRef, Form]],
+        place: tuple[int, int],
+        values: tuple[int, ...],
+    ) -> Rounded | None:
+        """What a step makes of a size of what it takes.
+
+        taken: the forms of that, in each run.
+        place: the number of the result and the dimension that has these values.
+        """
+        for key in taken[0]:
+            shapes = [forms[key].shape for forms in taken]
+            for dim, extents in enumerate(zip(*shapes, strict=True)):
+                formula = self._fit(extents) if len({*extents}) > 1 else None
+                if formula is None:
+                    continue
+                pairs = [*zip(extents, values, strict=True)]
+                for divisor in range(1, MOST_STRIDE + 1):
+                    if _rests(divisor, pairs):
+                        probed = _probed(step, taken[0], (key, dim), place, divisor)
+                        rests = _rests(divisor, [*pairs, *probed])
+                        if rests:
+                            return Rounded(formula, rests[0], divisor)
+        return None
 
     def sizes_of(self, inputs: Sequence[Form]) -> list[int] | None:
         """The sizes of a call's inputs; None where sizes differ that are one here, or there are
@@ -139,7 +259,7 @@ class SizedRun:
             if len(values) != 1 or None in values:
                 return None
             found += values  # type: ignore[arg-type]
-        return found
+        return None if any(each.of(found) <= 1 for each in self._rounded) else found
 
     def outputs(self, sizes: Sequence[int]) -> list[tuple[Any, ...]]:
         """The shapes, strides and dtypes of its outputs, where the sizes have these values."""
@@ -171,6 +291,79 @@ class SizedRun:
             )
             and all(_agrees(own.forms[key], _plain(run.forms[key]), sizes) for key in own.forms)
         )
+
+
+_Sizes = frozenset[int | Rounded]
+
+
+def _sizes_in(shape: Sequence[Any]) -> _Sizes:
+    """The sizes that formulas in a shape are made of."""
+    return frozenset(each for size in shape if isinstance(size, Formula) for each in size.sizes)
+
+
+def _products(sizes: Sequence[int | Rounded]) -> Iterator[tuple[int | Rounded, ...]]:
+    """The factors of formulas."""
+    for count in range(1, MOST_FACTORS + 1):
+        yield from combinations_with_replacement(sizes, count)
+
+
+def _complexity(formula: Formula, among: _Sizes) -> tuple[int, ...]:
+    rounded = sum(isinstance(each, Rounded) for each in formula.sizes)
+    others = sum(each not in among for each in formula.sizes)
+    factor, rest = formula.factor, abs(formula.rest)
+    return factor < 0, rest != 0, len(formula.sizes), abs(factor), others, rest, rounded
+
+
+def _forms_of(step: OperatorCall, run: Recording, inputs: Sequence[Form]) -> dict[TensorRef, Form]:
+    """The forms of the tensors that a step of a run takes."""
+    found = {}
+    for value in values_in(step.arguments):
+        if value.kind == "result":
+            found[value] = run.forms[value]
+        elif value.kind == "input":
+            found[value] = inputs[value.number]
+        else:
+            found[value] = form_of(run.externals[value.number])
+    return found
+
+
+def _rests(divisor: int, pairs: Sequence[tuple[int, int]]) -> range:
+    """The numbers that give (a + number) // divisor == b for all pairs."""
+    least = max(b * divisor - a for a, b in pairs)
+    return range(least, min(b * divisor - a for a, b in pairs) + divisor)
+
+
+def _probed(
+    step: OperatorCall,
+    taken: dict[TensorRef, Form],
+    given: tuple[TensorRef, int],
+    place: tuple[int, int],
+    count: int,
+) -> list[tuple[int, int]]:
+    """What a step makes of `count` sizes from that of a run on, as far as it takes them.
+
+    given: what it takes, and which dimension; place: as in `_rounded_of`.
+    """
+    key, dim = given
+    pairs: list[tuple[int, int]] = []
+    for more in range(1, count):
+        shapes = {each: [*form.shape] for each, form in taken.items()}
+        shapes[key][dim] += more
+
+        def meta(value: Any, shapes: dict[TensorRef, list[int]] = shapes) -> Any:
+            if not isinstance(value, TensorRef):
+                return value
+            return torch.empty(shapes[value], dtype=taken[value].dtype, device="meta")
+
+        positional, named = as_given_to(step.operator, pytree.tree_map(meta, step.arguments))
+        try:
+            with _disable_current_modes():
+                results = pytree.tree_leaves(step.operator(*positional, **named))
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            break  # it does not take this size, or torch cannot tell without values
+        number, at = place
+        pairs.append((shapes[key][dim], results[number].shape[at]))
+    return pairs
 
 
 def _plain(form: Form) -> Form:
@@ -255,7 +448,8 @@ class Symbols:
         self._env = ShapeEnv()
         self._symbols, self.sizes = [], []
         self._conditions: list[conditions.Condition] = []
-        self._counted = 0  # guards that these are of
+        self._equal: dict[Any, None] = {}  # differences of formulas that have to be 0
+        self._counted = 0  # guards and differences that these are of
         for number, value in enumerate(values):
             source = ConstantSource(f"size_{number}")
             symbol = self._env.create_symbol(
@@ -284,31 +478,41 @@ class Symbols:
 
     def value(self, number: Any) -> Any:
         """A number, which may be a formula of the sizes."""
-        return number.of(self.sizes) if isinstance(number, Formula) else number
+        return number.of(self.sizes) if isinstance(number, Formula | Rounded) else number
 
     def agree(self, own: Any, value: Any) -> bool:
-        """Whether a value of a run on symbols is what stands for it, whatever the sizes are."""
+        """Whether a value of a run on symbols is what stands for it. That two formulas give the
+        same becomes a condition where they do not for all sizes."""
         if isinstance(own, tuple):
             pairs = type(value) is type(own) and len(value) == len(own)
             return pairs and all(map(self.agree, own, value))
         if isinstance(own, Formula) or isinstance(value, torch.SymInt):
             is_number = isinstance(own, Formula | int) and type(value) in (int, torch.SymInt)
-            difference = _expression(self.value(own)) - _expression(value) if is_number else None
-            return difference is not None and difference.expand() == 0
+            return is_number and self._are_equal(self.value(own), value)
         return is_equal(own, value)
+
+    def _are_equal(self, own: Any, value: Any) -> bool:
+        difference = _settled(_expression(own) - _expression(value)).expand()
+        if difference == 0:
+            return True
+        if not difference.free_symbols or own.node.hint != _hint(value):
+            return False
+        self._equal[difference] = None
+        return True
 
     def conditions(self) -> list[conditions.Condition]:
         """What has to hold for sizes above 1, numbered as inputs that are numbers, for what was
         found to hold for the symbols. Raises ValueError where it is no arithmetic."""
         from torch.utils._sympy.printers import PythonPrinter
 
-        guards = self._env.guards
-        if len(guards) != self._counted:
+        guards, write = self._env.guards, PythonPrinter().doprint
+        if len(guards) + len(self._equal) != self._counted:
             names = {str(symbol): ["value", n] for n, symbol in enumerate(self._symbols)}
-            texts = dict.fromkeys(PythonPrinter().doprint(guard.expr) for guard in guards)
+            texts = dict.fromkeys(write(guard.expr) for guard in guards)
+            texts |= dict.fromkeys(f"{write(difference)} == 0" for difference in self._equal)
             found = [conditions.parse(text, names) for text in texts]
             self._conditions = [each for each in found if not _always_holds(each)]
-            self._counted = len(guards)
+            self._counted = len(guards) + len(self._equal)
         return self._conditions
 
     def texts(self, places: Sequence[tuple[int, int]]) -> list[str]:
@@ -346,3 +550,32 @@ def _expression(number: Any) -> Any:
     import sympy  # type: ignore[import-untyped]
 
     return number.node.expr if isinstance(number, torch.SymInt) else sympy.Integer(number)
+
+
+def _hint(number: Any) -> int:
+    return number.node.hint if isinstance(number, torch.SymInt) else number  # type: ignore[no-any-return]
+
+
+def _settled(expression: Any) -> Any:
+    """The same with each number that is rounded down in one form: `(x // a + b) // c` as `(x + a b)
+    // (a c)`, and a multiple of the divisor that is added to x outside."""
+    import sympy
+    from torch.utils._sympy.functions import FloorDiv
+
+    if not expression.has(FloorDiv):
+        return expression
+    arguments = [_settled(each) for each in expression.args]
+    if not isinstance(expression, FloorDiv):
+        return expression.func(*arguments) if arguments else expression
+    base, divisor = arguments
+    if not divisor.is_Integer:
+        return FloorDiv(base, divisor)
+    base = base.expand()
+    inner = [each for each in sympy.Add.make_args(base) if isinstance(each, FloorDiv)]
+    if len(inner) == 1 and inner[0].args[1].is_Integer:
+        whole = base - inner[0]
+        if all(each.is_integer for each in sympy.Add.make_args(whole)):
+            under, by = inner[0].args
+            return _settled(FloorDiv(under + whole * by, by * divisor, evaluate=False))
+    rest, others = base.as_coeff_Add()
+    return FloorDiv(others + rest % divisor, divisor) + rest // divisor
