@@ -145,12 +145,13 @@ def _check_place(name: str, operands: Sequence[Any], dims: Sequence[int | None])
 def holds(condition: Condition, inputs: Sequence[Any]) -> bool:
     """Whether a condition holds. inputs: the shape of each tensor, and numbers as they are."""
     try:
-        return bool(_value(condition, inputs))
+        return bool(value(condition, inputs))
     except ZeroDivisionError:
         return False
 
 
-def _value(condition: Condition, inputs: Sequence[Any]) -> Any:
+def value(condition: Condition, inputs: Sequence[Any]) -> Any:
+    """What a condition, or an operand of one, comes to. inputs: as in `holds`."""
     if not isinstance(condition, list):
         return condition
     name, *operands = condition
@@ -158,7 +159,7 @@ def _value(condition: Condition, inputs: Sequence[Any]) -> Any:
         return inputs[operands[0]][operands[1]]
     if name == "value":
         return inputs[operands[0]]
-    return _FUNCTIONS[name](*(_value(operand, inputs) for operand in operands))
+    return _FUNCTIONS[name](*(value(operand, inputs) for operand in operands))
 
 
 def text(condition: Condition, names: Sequence[str]) -> str:

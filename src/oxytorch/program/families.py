@@ -272,18 +272,36 @@ class _Family:
     ) -> None:
         """Look for a proof, of a run of this call."""
         self._proofs += 1
-        (sized,), symbols, placed = self._sized, self._symbols, self.placed
-        assert symbols is not None and placed is not None
+        (sized,) = self._sized
         try:
-            found = conditions_of(sized, forward, call, output, way)
+            found, settled = conditions_of(sized, forward, call, output, way)
+            if settled is not sized:
+                self._settle(settled, call.tensors)
         except Exception as error:  # of torch too, where it knows no form of a result
             pass_on_interruption(error)
             first = str(error).partition("\n")[0]
             self.unproven = f"{type(error).__name__}: {first}"
             _log.info("each new size runs the model's code once: %s", self.unproven)
             return
-        kind = without_sizes(call.form)
-        self.proof = Proof(sized, (symbols, found), placed, self.externals, output, kind)
+        assert self._symbols is not None and self.placed is not None
+        kind, given = without_sizes(call.form), (self._sized[0], (self._symbols, found))
+        self.proof = Proof(*given, self.placed, self.externals, output, kind)
+
+    def _settle(self, sized: SizedRun, inputs: list[Tensor]) -> None:
+        """Take a program of other formulas, which a run on symbols computed. Raises CaptureError
+        where they are not those of all runs."""
+        for run in self._runs:
+            sizes = sized.sizes_of(run.forms[0])
+            if sizes is None or not sized.is_of(run.recordings[0], run.forms[0], sizes):
+                raise CaptureError("where sizes are symbols, its code computes other ones")
+        sizes = sized.sizes_of(forms_of(inputs))
+        assert sizes is not None and self.placed is not None
+        symbols = Symbols(sizes)
+        placed = self._runs[-1].sized(sized, symbols)
+        before, after = (p([*inputs, *self.externals]) for p in (self.placed, placed))
+        if not symbols.allow(sizes) or difference(before, after) > _LARGEST:
+            raise CaptureError("a program of other formulas gives other values")
+        self._sized, self._symbols, self.placed = [sized], symbols, placed
 
     def in_words(self) -> str:
         """Which sizes it serves, and why no others."""

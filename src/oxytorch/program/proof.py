@@ -4,7 +4,8 @@ Formulas that fit two runs need not fit a third, and code may decide by sizes. S
 code runs once more, on tensors without values whose sizes are symbols: all that it asks of a size
 becomes a condition. The runs so far are proven for all sizes that meet these conditions if it
 
-- calls the same operators, with the very formulas for all numbers, shapes and strides, and
+- calls the same operators, with formulas for all numbers, shapes and strides that give those of
+  the runs, and
 - takes the same way through the model's code as a run on real tensors, instruction by instruction:
   code that asks whether a size is an `int`, say, decides something else for a symbol.
 """
@@ -16,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -141,13 +143,14 @@ def _form_of_images(func: Any, args: tuple[Any, ...]) -> Tensor | None:
     x, *rest = args
     sizes = [n for each in rest if isinstance(each, Tensor) for n in each.shape]
     is_pad = func is _aten.constant_pad_nd.default
-    if any(isinstance(n, torch.SymInt) for n in (*pytree.tree_leaves(rest), *sizes)):
+    numbers = [] if is_pad else pytree.tree_leaves(rest)
+    if any(isinstance(n, torch.SymInt) for n in (*numbers, *sizes)):
         return None
     if not all(n > 0 for n in x.shape) or not (is_pad or type(x.shape[1]) is int):
         return None
     shape, stride = (tuple(map(hint, each)) for each in (x.shape, x.stride()))
     one = torch.empty_strided(shape, stride, dtype=x.dtype, device="cpu")
-    found: Tensor = func(one, *rest)
+    found: Tensor = func(one, *(rest if not is_pad else ([*map(hint, rest[0])], *rest[1:])))
     of_all = _padded(x.shape, rest[0]) if is_pad else _convolved(x.shape, found.shape[1], *rest)
     if (*map(hint, of_all),) != found.shape or not all(n > 0 for n in of_all):
         return None
@@ -222,8 +225,9 @@ def conditions_of(
     call: ModuleCall,
     output: OutputStructure,
     way: Way,
-) -> Symbols:
-    """Symbols for the sizes of runs, which allow those that these are proven for.
+) -> tuple[Symbols, SizedRun]:
+    """Symbols for the sizes of runs, which allow those that these are proven for, and the runs with
+    the formulas that a run on symbols computes: what fits some runs may be others.
 
     sized: the runs as one.
     forward: the module's own code, which gave `output` for `call`, by the way `way`, in one of
@@ -256,41 +260,52 @@ def conditions_of(
         )
     if not output.is_like(value):
         raise CaptureError("its output holds sizes")
-    _compare(sized.recording, without_writes(found) or found, symbols)
+    recording = _settled(sized.recording, without_writes(found) or found, symbols)
     symbols.conditions()
-    return symbols
+    return symbols, sized if recording is None else sized.corrected(recording)
 
 
-def _compare(own: Recording, found: Recording, symbols: Symbols) -> None:
-    """Raise CaptureError where a run on symbols is not what stands for all runs."""
+def _settled(own: Recording, found: Recording, symbols: Symbols) -> Recording | None:
+    """What stands for all runs, by the formulas of a run on symbols; None where they are the same.
+    Raises CaptureError where that is another run."""
     keys = [*own.forms]
     if len(found.steps) != len(own.steps) or [*found.forms] != keys:
         raise CaptureError("it calls other operators where sizes are symbols")
+    steps, forms = [], {**own.forms}
+    taken = {value for step in own.steps for value in values_in(step.arguments)}
+    taken.update(own.outputs)
     for a, b in zip(own.steps, found.steps, strict=True):
         if not differ_in_arguments(a, b):
             raise CaptureError(f"it calls {b.operator}, not {a.operator}, where sizes are symbols")
-        if not symbols.agree(a.arguments, b.arguments):
-            raise CaptureError(f"an argument of {a.operator} has another formula")
-    taken = {value for step in own.steps for value in values_in(step.arguments)}
-    taken.update(own.outputs)
-    for step in own.steps:
-        for key in values_in(step.results):
+        try:
+            steps.append(replace(a, arguments=symbols.settled(a.arguments, b.arguments)))
+        except CaptureError as error:
+            raise CaptureError(f"an argument of {a.operator} has {error}") from None
+        for key in values_in(a.results):
             if key not in taken:
                 continue  # torch's fake tensors have another dtype for means that norms return
             one, other = own.forms[key], found.forms[key]._replace(memory=0)
             if key not in own.outputs:
-                one, other = map(_without_needless_strides, (one, other))
-            if not symbols.agree(one, other):
-                raise CaptureError(f"a result of {step.operator} has another formula")
+                other = _with_needless_strides(other, one)
+            try:
+                forms[key] = symbols.settled(one, other)
+            except CaptureError as error:
+                raise CaptureError(f"a result of {a.operator} has {error}") from None
     if own.outputs != found.outputs or not share_externals(own, found):
         raise CaptureError("it takes other tensors where sizes are symbols")
+    is_same = all(a.arguments is b.arguments for a, b in zip(own.steps, steps, strict=True))
+    if is_same and forms == own.forms:
+        return None
+    return replace(own, steps=steps, forms=forms)
 
 
-def _without_needless_strides(form: Form) -> Form:
-    """A form with strides of 0 for dimensions of one element: these say nothing of where elements
-    lie, and torch gives them others where sizes are symbols."""
-    sizes = zip(form.shape, form.stride, strict=True)
-    return form._replace(stride=tuple(0 if _is_one(size) else stride for size, stride in sizes))
+def _with_needless_strides(form: Form, own: Form) -> Form:
+    """A form with the strides of another one for dimensions of one element: these say nothing of
+    where elements lie, and torch gives them others where sizes are symbols."""
+    if len(form.shape) != len(own.shape):
+        return form
+    pairs = zip(form.shape, form.stride, own.stride, strict=True)
+    return form._replace(stride=tuple(b if _is_one(size) else a for size, a, b in pairs))
 
 
 def _is_one(size: Any) -> bool:

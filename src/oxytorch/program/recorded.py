@@ -23,11 +23,12 @@ from .in_place import without_writes
 from .passes.quantized_layers import Quantized
 from .placed import Placed
 from .program import Program, Steps, UnmetError
-from .sizes import Formula, Rounded, SizedRun, Symbols
+from .sizes import Computed, Formula, Rounded, Sized, SizedRun, Symbols
 from .smaller import with_smaller_ones
 from .tape import Recorder
 
 _aten = torch.ops.aten
+_ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv}
 
 
 OutputForm = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -198,7 +199,7 @@ class Graph:
         self.required: list[Tensor] = []
         self.graph = fx.Graph()
         self._nodes: dict[TensorRef, fx.Node] = {}
-        self._numbers: dict[Formula | Rounded, fx.Node] = {}
+        self._numbers: dict[Sized, fx.Node] = {}
         self._forms, self._symbols, self._places = recording.forms, symbols, places
         self._taken = {v for step in recording.steps for v in values_in(step.arguments)}
         self._taken.update(recording.outputs)
@@ -243,28 +244,41 @@ class Graph:
     def _argument(self, value: Any) -> Any:
         if isinstance(value, TensorRef):
             return self._nodes[value]
-        if isinstance(value, Formula):
+        if isinstance(value, Sized):
             return self._number(value)
         return [self._argument(item) for item in value] if isinstance(value, tuple) else value
 
-    def _number(self, formula: Formula | Rounded) -> fx.Node:
-        """What computes a formula from the sizes of inputs."""
-        found = self._numbers.get(formula)
+    def _number(self, number: Sized) -> fx.Node:
+        """What computes a number from the sizes of inputs."""
+        found = self._numbers.get(number)
         if found is None:
-            if isinstance(formula, Rounded):
-                found = self._with(operator.add, self._number(formula.formula), formula.rest, 0)
-                found = self._with(operator.floordiv, found, formula.divisor, 1)
+            if isinstance(number, Rounded):
+                found = self._with(operator.add, self._number(number.formula), number.rest, 0)
+                found = self._with(operator.floordiv, found, number.divisor, 1)
+            elif isinstance(number, Formula):
+                found, *others = map(self._extent, number.sizes)
+                for other in others:
+                    found = self.graph.call_function(operator.mul, (found, other))
+                found = self._with(operator.mul, found, number.factor, 1)
+                found = self._with(operator.add, found, number.rest, 0)
             else:
-                parts = [*map(self._extent, formula.sizes)]
-                found = parts[0]
-                for part in parts[1:]:
-                    found = self.graph.call_function(operator.mul, (found, part))
-                found = self._with(operator.mul, found, formula.factor, 1)
-                found = self._with(operator.add, found, formula.rest, 0)
+                assert isinstance(number, Computed)
+                found = self._computed(number.data)
             assert self._symbols is not None
-            found.meta["val"] = self._symbols.value(formula)
-            self._numbers[formula] = found
+            found.meta["val"] = self._symbols.value(number)
+            self._numbers[number] = found
         return found
+
+    def _computed(self, data: Any) -> Any:
+        """What computes an operand of a condition."""
+        if not isinstance(data, list):
+            return data
+        name, *operands = data
+        if name == "value":
+            return self._extent(operands[0])
+        if name not in _ARITHMETIC:
+            raise CaptureError(f"a program computes no {name} of sizes")
+        return self.graph.call_function(_ARITHMETIC[name], (*map(self._computed, operands),))
 
     def _extent(self, size: int | Rounded) -> fx.Node:
         if isinstance(size, Rounded):

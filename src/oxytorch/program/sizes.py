@@ -8,9 +8,10 @@ never assumed: the run is recorded, and compared.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations_with_replacement
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..graph.errors import CaptureError
 from . import conditions
 from .calls import (
     Form,
@@ -32,6 +34,7 @@ from .calls import (
     is_same,
     values_in,
 )
+from .plan import hint
 
 MOST_FACTORS = 2
 """Sizes that a formula multiplies, such as the batch size and the length."""
@@ -46,8 +49,16 @@ class DifferentError(Exception):
         return super().__str__() or "results differ in more than formulas of the sizes"
 
 
+class Sized:
+    """A number that depends on the sizes of inputs."""
+
+    def of(self, values: Sequence[Any]) -> Any:
+        """Its value, where the sizes of inputs have these."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it comes to")
+
+
 @dataclass(frozen=True)
-class Formula:
+class Formula(Sized):
     """factor * the product of some sizes + rest; sizes: the numbers of those of inputs, and others
     that are rounded down."""
 
@@ -56,12 +67,11 @@ class Formula:
     rest: int
 
     def of(self, values: Sequence[Any]) -> Any:
-        """Its value, where the sizes of inputs have these."""
         return self.factor * math.prod(_size_of(each, values) for each in self.sizes) + self.rest
 
 
 @dataclass(frozen=True)
-class Rounded:
+class Rounded(Sized):
     """(formula + rest) // divisor: what an operator with strides makes of a size."""
 
     formula: Formula
@@ -69,8 +79,21 @@ class Rounded:
     divisor: int
 
     def of(self, values: Sequence[Any]) -> Any:
-        """Its value, where the sizes of inputs have these."""
         return (self.formula.of(values) + self.rest) // self.divisor
+
+
+@dataclass(frozen=True)
+class Computed(Sized):
+    """What a run on symbols computes of sizes.
+
+    text: as Python; data: the same as an operand of a condition.
+    """
+
+    text: str
+    data: Any = field(compare=False)
+
+    def of(self, values: Sequence[Any]) -> Any:
+        return conditions.value(self.data, values)
 
 
 def _size_of(size: int | Rounded, values: Sequence[Any]) -> Any:
@@ -168,10 +191,10 @@ class SizedRun:
 
         def stride_of(values: tuple[int, ...]) -> Any:
             if len({*values}) > 1:
-                lines = (self._line(factors, values) for factors in products)
-                found = next((line for line in lines if line is not None and not line.rest), None)
-                if found is not None:
-                    return found
+                lines = [self._line(factors, values) for factors in products]
+                exact = [line for line in lines if line is not None and not line.rest]
+                if exact:
+                    return min(exact, key=lambda line: abs(line.factor))
             return self._one(values, frozenset(own))
 
         stride = tuple(map(stride_of, zip(*strides, strict=True)))
@@ -242,11 +265,17 @@ class SizedRun:
                 pairs = [*zip(extents, values, strict=True)]
                 for divisor in range(1, MOST_STRIDE + 1):
                     if _rests(divisor, pairs):
-                        probed = _probed(step, taken[0], (key, dim), place, divisor)
+                        probed = _probed(step, taken[0], (key, dim), place, max(divisor, 2))
                         rests = _rests(divisor, [*pairs, *probed])
-                        if rests:
+                        if probed and rests:
                             return Rounded(formula, rests[0], divisor)
         return None
+
+    def corrected(self, recording: Recording) -> SizedRun:
+        """The same runs with other formulas, which a run on symbols computed."""
+        found = copy.copy(self)
+        found.recording = recording
+        return found
 
     def sizes_of(self, inputs: Sequence[Form]) -> list[int] | None:
         """The sizes of a call's inputs; None where sizes differ that are one here, or there are
@@ -421,12 +450,12 @@ def share_externals(first: Recording, second: Recording) -> bool:
 
 def _of(numbers: Sequence[Any], sizes: Sequence[int]) -> tuple[int, ...]:
     """Numbers, which may be formulas, where the sizes have these values."""
-    return tuple([n.of(sizes) if isinstance(n, Formula) else n for n in numbers])
+    return tuple([n.of(sizes) if isinstance(n, Sized) else n for n in numbers])
 
 
 def _agrees(own: Any, value: Any, sizes: Sequence[int]) -> bool:
     """Whether a value is what stands for it, where the sizes have these values."""
-    if isinstance(own, Formula):
+    if isinstance(own, Sized):
         return type(value) is int and own.of(sizes) == value
     if isinstance(own, tuple):
         pairs = type(value) is type(own) and len(value) == len(own)
@@ -448,8 +477,7 @@ class Symbols:
         self._env = ShapeEnv()
         self._symbols, self.sizes = [], []
         self._conditions: list[conditions.Condition] = []
-        self._equal: dict[Any, None] = {}  # differences of formulas that have to be 0
-        self._counted = 0  # guards and differences that these are of
+        self._counted = 0  # guards that these are of
         for number, value in enumerate(values):
             source = ConstantSource(f"size_{number}")
             symbol = self._env.create_symbol(
@@ -478,48 +506,63 @@ class Symbols:
 
     def value(self, number: Any) -> Any:
         """A number, which may be a formula of the sizes."""
-        return number.of(self.sizes) if isinstance(number, Formula | Rounded) else number
+        return number.of(self.sizes) if isinstance(number, Sized) else number
 
     def agree(self, own: Any, value: Any) -> bool:
-        """Whether a value of a run on symbols is what stands for it. That two formulas give the
-        same becomes a condition where they do not for all sizes."""
+        """Whether a value of a run on symbols is what stands for it, whatever the sizes are."""
         if isinstance(own, tuple):
             pairs = type(value) is type(own) and len(value) == len(own)
             return pairs and all(map(self.agree, own, value))
-        if isinstance(own, Formula) or isinstance(value, torch.SymInt):
-            is_number = isinstance(own, Formula | int) and type(value) in (int, torch.SymInt)
-            return is_number and self._are_equal(self.value(own), value)
+        if isinstance(own, Sized) or isinstance(value, torch.SymInt):
+            is_number = isinstance(own, Sized | int) and type(value) in (int, torch.SymInt)
+            difference = _expression(self.value(own)) - _expression(value) if is_number else None
+            return difference is not None and _settled(difference).expand() == 0
         return is_equal(own, value)
 
-    def _are_equal(self, own: Any, value: Any) -> bool:
-        difference = _settled(_expression(own) - _expression(value)).expand()
-        if difference == 0:
-            return True
-        if not difference.free_symbols or own.node.hint != _hint(value):
-            return False
-        self._equal[difference] = None
-        return True
+    def settled(self, own: Any, value: Any) -> Any:
+        """What stands for a value: as it was, or what a run on symbols computes, where that is
+        another formula. Raises CaptureError where it is no number or another one in this run."""
+        if own is value or self.agree(own, value):
+            return own
+        if isinstance(own, tuple) and type(value) is type(own) and len(value) == len(own):
+            parts = [*map(self.settled, own, value)]
+            return type(own)(*parts) if isinstance(own, Form) else tuple(parts)
+        is_number = isinstance(own, Sized | int) and type(value) in (int, torch.SymInt)
+        if not is_number or hint(self.value(own)) != hint(value):
+            raise CaptureError("another formula")
+        if type(value) is int:
+            return value
+        text = self._write(_settled(_expression(value)))
+        return Computed(text, conditions.parse(text, self._names()))
+
+    def _write(self, expression: Any) -> str:
+        from torch.utils._sympy.printers import PythonPrinter
+
+        return PythonPrinter().doprint(expression)  # type: ignore[no-any-return]
+
+    def _names(self) -> dict[str, conditions.Condition]:
+        return {str(symbol): ["value", n] for n, symbol in enumerate(self._symbols)}
 
     def conditions(self) -> list[conditions.Condition]:
         """What has to hold for sizes above 1, numbered as inputs that are numbers, for what was
         found to hold for the symbols. Raises ValueError where it is no arithmetic."""
-        from torch.utils._sympy.printers import PythonPrinter
-
-        guards, write = self._env.guards, PythonPrinter().doprint
-        if len(guards) + len(self._equal) != self._counted:
-            names = {str(symbol): ["value", n] for n, symbol in enumerate(self._symbols)}
-            texts = dict.fromkeys(write(guard.expr) for guard in guards)
-            texts |= dict.fromkeys(f"{write(difference)} == 0" for difference in self._equal)
+        guards = self._env.guards
+        if len(guards) != self._counted:
+            names = self._names()
+            texts = dict.fromkeys(self._write(guard.expr) for guard in guards)
             found = [conditions.parse(text, names) for text in texts]
             self._conditions = [each for each in found if not _always_holds(each)]
-            self._counted = len(guards) + len(self._equal)
+            self._counted = len(guards)
         return self._conditions
 
     def texts(self, places: Sequence[tuple[int, int]]) -> list[str]:
-        """The same as Python. places: for each size the number of an input and a dimension of it.
-        Raises ValueError as `conditions` does."""
+        """The same as Python, but for what says that sizes inside are above 1, which is said in
+        words. places: for each size the number of an input and a dimension of it. Raises
+        ValueError as `conditions` does."""
         names = [f"input_{number}.shape[{dim}]" for number, dim in places]
-        return [conditions.text(each, names) for each in self.conditions()]
+        every = self.conditions()
+        told = [conditions.text(each, names) for each in every if not _is_of_least(each)]
+        return told + ["no size inside is 1"] * (len(told) < len(every))
 
     def allow(self, values: Sequence[int]) -> bool:
         """Whether what was found to hold for the symbols holds for these sizes."""
@@ -533,9 +576,14 @@ class Symbols:
 
 def _always_holds(condition: Any) -> bool:
     """Whether a condition says no more than that a size, or a product of some, is above 1."""
+    return _is_of_least(condition) and _is_product(condition[1])
+
+
+def _is_of_least(condition: Any) -> bool:
+    """Whether a condition says that a number is above 1, or less than that."""
     name, *operands = condition if isinstance(condition, list) else ("", 0, 0)
     least = {"!=": (0, 1), ">=": (0, 1, 2), ">": (0, 1)}.get(name, ())
-    return operands[1:] in [[n] for n in least] and _is_product(operands[0])
+    return operands[1:] in [[n] for n in least]
 
 
 def _is_product(condition: Any) -> bool:
@@ -550,10 +598,6 @@ def _expression(number: Any) -> Any:
     import sympy  # type: ignore[import-untyped]
 
     return number.node.expr if isinstance(number, torch.SymInt) else sympy.Integer(number)
-
-
-def _hint(number: Any) -> int:
-    return number.node.hint if isinstance(number, torch.SymInt) else number  # type: ignore[no-any-return]
 
 
 def _settled(expression: Any) -> Any:
