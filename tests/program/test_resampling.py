@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import oxytorch
+from oxytorch.program.allowed import RESAMPLED
+from oxytorch.program.check import check
 from oxytorch.program.other_operators import RESAMPLING, by_factors
+from oxytorch.program.program import Program
 
 
 class Resized(nn.Module):
@@ -175,3 +178,95 @@ def test_factors_are_not_known_where_a_size_is_not() -> None:
     assert by_factors(operator.vec, x.double(), (x, [16], None)) is None
     assert by_factors(operator.default, x, (x, [16], 1.5)) is None  # which makes 12
     assert by_factors(operator.vec, x.new_empty(1, 1, 1 << 20), (x, [16], None)) is None
+
+
+def _step(name: str, sizes: str, align: str) -> str:
+    return f'inputs 1 3 0\n%1 = resample %0 "{name}" [ {sizes} ] {align}\noutputs %1'
+
+
+@pytest.mark.parametrize("name", RESAMPLED)
+def test_to_sizes_of_the_call_the_bits_are_torchs(name: str) -> None:
+    dims = int(name[-2])
+    most = {1: 3000, 2: 90, 3: 20}[dims]
+    operator = getattr(torch.ops.aten, name).vec
+    words = " ".join(f"${place}" for place in range(dims))
+    draw = torch.Generator().manual_seed(0)
+    for align in ["none"] if RESAMPLED[name] else ["true", "false"]:
+        text = _step(name, words, align)
+        check(text)
+        program = Program(text, [])
+        assert program.text == text
+        corners = [] if align == "none" else [align == "true"]
+        for _ in range(40):
+            size, wanted = torch.randint(1, most, (2, dims), generator=draw).tolist()
+            for dtype in (torch.float32, torch.bfloat16):
+                x = torch.randn(1, 2, *size).to(dtype)
+                (found,), _ = program([x], [*wanted, *[0] * (3 - dims)])
+                expected = operator(x, wanted, *corners, None)
+                assert torch.equal(found, expected) and found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "align", "message"),
+    [
+        ("upsample_bilinear2d", "$0", "true", "sizes|size"),
+        ("upsample_bilinear2d", "$0 $1 $2", "true", "2 sizes"),
+        ("upsample_bilinear2d", "$0 $1", "none", "corners"),
+        ("upsample_nearest2d", "$0 $1", "true", "corners"),
+        ("_upsample_bilinear2d_aa", "$0 $1", "true", "resamples"),
+        ("relu", "$0 $1", "none", "resamples"),
+        ("upsample_nearest2d", "$0 $7", "none", "size"),
+        ("upsample_nearest2d", "$0 %0", "none", "size"),
+    ],
+)
+def test_texts_of_files_that_resample_otherwise_are_refused(
+    name: str, sizes: str, align: str, message: str
+) -> None:
+    text = _step(name, sizes, align)
+    with pytest.raises(ValueError, match=message):
+        check(text)
+    with pytest.raises(RuntimeError):
+        Program(text, [])
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [((1, 2, 4, 4), (0, 3)), ((1, 2, 4, 4), (3, 1 << 20)), ((1, 2, 4), (3, 3)), ((4, 4), (3, 3)),
+     ((1, 2, 0, 4), (3, 3)), ((1, 2, 4, 4), (-1, 3))],
+)  # fmt: skip
+def test_sizes_that_cannot_be_had_are_errors(
+    shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    program = Program(_step("upsample_bilinear2d", "$0 $1", "false"), [])
+    with pytest.raises(RuntimeError, match="resample"):
+        program([torch.randn(shape)], [*sizes, 0])
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_ratios_of_sizes_that_vary(mode: str, tmp_path: Path) -> None:
+    """In files, compiled, and recorded: a program resizes one input to the size of another."""
+
+    class Fits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c = nn.Conv2d(3, 16, 3, padding=1)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return F.interpolate(self.c(x).relu(), size=y.shape[-2:], mode=mode) + y
+
+    torch.manual_seed(0)
+    model = Fits().eval()
+    given = torch.randn(2, 3, 12, 16), torch.randn(2, 16, 17, 23)
+    names = [{2: torch.export.Dim(f"h{n}", max=99), 3: torch.export.Dim(f"w{n}", max=99)}
+             for n in range(2)]  # fmt: skip
+    with torch.no_grad():
+        exported = torch.export.export(model, given, dynamic_shapes=tuple(names))
+        oxytorch.save(oxytorch.optimize(exported), tmp_path / "m.oxy")
+        loaded = oxytorch.load(tmp_path / "m.oxy")
+        assert "resample" in str(loaded)
+        compiled = torch.compile(model, backend="oxytorch", dynamic=True)
+        recorded = oxytorch.optimize(model, sample_input=given, graph=True, passes=["program"])
+        for h, w, m, n in [(12, 16, 17, 23), (9, 11, 5, 40), (20, 8, 31, 31), (7, 30, 14, 15)] * 2:
+            x, y = torch.randn(2, 3, h, w), torch.randn(2, 16, m, n)
+            for run in (loaded, compiled, recorded):
+                torch.testing.assert_close(run(x, y), model(x, y), rtol=1e-4, atol=1e-5)

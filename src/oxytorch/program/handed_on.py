@@ -12,6 +12,7 @@ from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError
+from .allowed import RESAMPLE
 from .capture import Given, Outputs, steps_of
 from .passes import improve
 from .program import Argument, Some, Step, Steps, Value
@@ -115,6 +116,8 @@ class _Writer:
         elif step.target == "add":
             pair = tuple(self._given(each, "") for each in step.arguments[:2])
             made = call(_aten.add.Tensor, pair, {"alpha": float(str(rest[1]))})
+        elif step.target == RESAMPLE:
+            made = self._resampled(*step.arguments)
         else:
             made = self._called(step)
         if len(step.results) == 1 and not step.returns_list:
@@ -124,6 +127,12 @@ class _Writer:
         self._nodes.update(
             (value, node) for value, node in zip(step.results, results, strict=True) if value
         )
+
+    def _resampled(self, x: Any, name: Any, sizes: Any, align: Any) -> fx.Node:
+        func = getattr(_aten, name.strip('"')).vec
+        found = [self._given(each, "IntType") for each in sizes]
+        aligns = [] if align == "none" else [align == "true"]
+        return self._graph.call_function(func, (self._nodes[x], found, *aligns, None))
 
     def _called(self, step: Step) -> fx.Node:
         func = operator_named(step.target)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from ..graph.errors import CaptureError
+from .allowed import RESAMPLE, RESAMPLED
 from .program import Argument, Some, Step, Value
 from .words import holds, name_of_dtype, word_of
 
@@ -164,9 +165,34 @@ def _resampled(capture: Capture, node: fx.Node, *arguments: Any) -> Any:
     """By factors: the library's way into torch cannot pass sizes to these operators."""
     operator: Any = node.target
     found = by_factors(operator, meta_of(arguments[0]), arguments)
-    if found is None:
+    if found is not None:
+        return capture.call(node, operator.overloadpacket.vec, found)
+    if not is_by_sizes(operator, meta_of(arguments[0]), arguments):
         raise CaptureError(f"the library's way into torch cannot pass the sizes of {operator}")
-    return capture.call(node, operator.overloadpacket.vec, found)
+    named, name = _named(operator, arguments), _resampling(operator)
+    sizes = [capture.size(each) for each in named["output_size"]]
+    align = "none" if RESAMPLED[name] else str(named["align_corners"]).lower()
+    words = [capture.values[arguments[0]], f'"{name}"', sizes, align]
+    return capture.emit(RESAMPLE, words, Value())
+
+
+def is_by_sizes(operator: Any, x: Any, arguments: Sequence[Any]) -> bool:
+    """Whether a step `RESAMPLE` does what an operator of `interpolate` does; x: as in `by_factors`.
+
+    What the operator makes of a factor besides the sizes is not known where these are no numbers.
+    """
+    named = _named(operator, arguments)
+    is_scaled = any(named[each] is not None for each in named if each.startswith("scale"))
+    is_known = _resampling(operator) in RESAMPLED and x is not None and x.dtype in DTYPES
+    return is_known and not is_scaled
+
+
+def _named(operator: Any, arguments: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip((a.name for a in operator._schema.arguments), arguments, strict=True))
+
+
+def _resampling(operator: Any) -> str:
+    return operator.name().partition(".")[0].removeprefix("aten::")  # type: ignore[no-any-return]
 
 
 def by_factors(operator: Any, x: Any, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -176,7 +202,7 @@ def by_factors(operator: Any, x: Any, arguments: Sequence[Any]) -> tuple[Any, ..
     x: the tensor that is resampled, or one of its form. Factors in float64 are precise enough for
     the very indices and weights, which are float32 for these dtypes, up to MOST_RESAMPLED.
     """
-    named = dict(zip((a.name for a in operator._schema.arguments), arguments, strict=True))
+    named = _named(operator, arguments)
     sizes = named["output_size"]
     if sizes is None:
         return tuple(arguments)

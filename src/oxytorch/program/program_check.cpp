@@ -1,3 +1,4 @@
+#include "program/resampling.h"
 #include "program/program_check.h"
 
 #include <algorithm>
@@ -264,13 +265,16 @@ class Checker {
   }
 
   void own_step(Text target, const std::vector<Text>& results) {
-    if (results.size() != 1 || !is_value(results[0], target == "add" ? '%' : '$')) {
+    const bool makes_tensor = target == "add" || target == "resample";
+    if (results.size() != 1 || !is_value(results[0], makes_tensor ? '%' : '$')) {
       fail("expected one result");
     }
     if (target == "add") {
       tensor(next());
       tensor(next());
       constant(next(), 'f');
+    } else if (target == "resample") {
+      resample();
     } else if (target == "size") {
       tensor(next());
       constant(next(), 'i');
@@ -285,6 +289,21 @@ class Checker {
       }
     } else {
       fail("expected an operator, got " + quoted(target));
+    }
+  }
+
+  void resample() {
+    tensor(next());
+    const Text name = next();
+    const Resampling* found =
+        is_text(name) ? Resampling::find(name.substr(1, name.size() - 2)) : nullptr;
+    if (!found) fail("expected an operator that resamples, got " + quoted(name));
+    if (next() != "[") fail("expected sizes in [ ]");
+    for (std::int64_t i = 0; i < found->dims; ++i) size(next());
+    if (next() != "]") fail("expected as many sizes as are resampled");
+    const Text align = next();
+    if (found->aligns ? align != "true" && align != "false" : align != "none") {
+      fail("expected whether corners are aligned, got " + quoted(align));
     }
   }
 

@@ -113,7 +113,7 @@ bool changes_memory(const Step& step) {
 }
 
 Threads threads_of(const Step& step) {
-  if (step.kind == Kind::kAdd) return Threads::kTorchs;
+  if (step.kind == Kind::kAdd || step.kind == Kind::kResample) return Threads::kTorchs;
   if (step.kind != Kind::kOperator) return Threads::kOne;
   if (step.own) return Threads::kTeam;
   return is_view(step) ? Threads::kOne : Threads::kTorchs;
@@ -198,6 +198,8 @@ class Reader {
       step.kind = Kind::kSize;
     } else if (target == "add") {
       step.kind = Kind::kAdd;
+    } else if (target == "resample") {
+      step.kind = Kind::kResample;
     } else if (target == "require") {
       step.kind = Kind::kRequire;
     } else if (target.size() == 1) {
@@ -238,6 +240,7 @@ class Reader {
   // Steps of our own have arguments of fixed kinds.
   void check(const Step& step, const std::vector<std::string_view>& results) {
     if (step.kind == Kind::kOperator) return;
+    if (step.kind == Kind::kResample) return check_resampling(step, results);
     using Kinds = std::vector<Argument::Kind>;
     Kinds found;
     for (const Argument& each : step.arguments) {
@@ -254,6 +257,22 @@ class Reader {
     const bool returns_one = results.size() == 1 && results[0].front() == sigil;
     if (found != wanted || (is_required ? !results.empty() : !returns_one)) {
       refuse("a step of our own has other arguments or results than it takes");
+    }
+  }
+
+  static void check_resampling(const Step& step, const std::vector<std::string_view>& results) {
+    const std::vector<Argument>& given = step.arguments;
+    const bool are_four = given.size() == 4 && given[0].kind == Argument::kTensor &&
+                          given[1].kind == Argument::kText && given[2].kind == Argument::kList;
+    const Resampling* found = are_four ? Resampling::find(given[1].text) : nullptr;
+    const auto is_size = [](const Argument& each) {
+      return each.kind == Argument::kSize || each.kind == Argument::kConstant;
+    };
+    if (!found || results.size() != 1 || results[0].front() != '%' ||
+        given[2].items.size() != static_cast<std::size_t>(found->dims) ||
+        !std::all_of(given[2].items.begin(), given[2].items.end(), is_size) ||
+        given[3].kind != (found->aligns ? Argument::kConstant : Argument::kNone)) {
+      refuse("a step that resamples has other arguments or results than it takes");
     }
   }
 

@@ -155,6 +155,9 @@ class Run {
       case Kind::kAdd:
         add(step);
         break;
+      case Kind::kResample:
+        resample(step);
+        break;
       case Kind::kOperator:
         call(step);
         break;
@@ -264,6 +267,21 @@ class Run {
                                                handle(step.arguments[1].slot), -alpha, &sum),
                "add");
     keep(step.results[0], sum);
+  }
+
+  void resample(const Step& step) {
+    std::vector<std::int64_t> sizes;
+    for (const Argument& each : step.arguments[2].items) sizes.push_back(size(each));
+    const Argument& align = step.arguments[3];
+    const bool aligns = align.kind == Argument::kConstant &&
+                        torch::stable::detail::to<bool>(align.constant);
+    try {
+      keep(step.results[0],
+           resampled(handle(step.arguments[0].slot), *Resampling::find(step.arguments[1].text),
+                     sizes, aligns));
+    } catch (const std::exception& error) {
+      refuse("resample fails: " + reason(error));
+    }
   }
 
   std::int64_t extent(const Step& step) {

@@ -12,7 +12,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 
 from ..graph.errors import UnfitError
 from .calls import in_order
-from .other_operators import DTYPES, RESAMPLING, by_factors
+from .other_operators import DTYPES, RESAMPLING, by_factors, is_by_sizes
 
 _aten = torch.ops.aten
 
@@ -149,12 +149,13 @@ def _unless_ours(operator: Any) -> Callable[..., Any]:
     return smaller
 
 
-def _unless_by_factors(operator: Any, written: Callable[..., Any]) -> Callable[..., Any]:
+def _unless_held(operator: Any, written: Callable[..., Any]) -> Callable[..., Any]:
     """Torch's way to resample by smaller operators, where a program has no step for it."""
 
     def smaller(*args: Any, **kwargs: Any) -> Any:
         arguments = in_order(operator, args, kwargs)
-        is_held = by_factors(operator, arguments[0], arguments) is not None
+        given = operator, arguments[0], arguments
+        is_held = by_factors(*given) is not None or is_by_sizes(*given)
         return NotImplemented if is_held else written(*args, **kwargs)
 
     return smaller
@@ -175,6 +176,6 @@ _OWN: dict[Any, Callable[..., Any]] = {
 }
 _ACTIVATIONS = {each: _unless_ours(each) for each in (_aten.elu.default, _aten.leaky_relu.default)}
 _RESAMPLING = {
-    operator: _unless_by_factors(operator, written)
+    operator: _unless_held(operator, written)
     for operator, written in get_decompositions(RESAMPLING).items()
 }

@@ -10,6 +10,7 @@
 
 #include "core/arena.h"
 #include "program/plan.h"
+#include "program/resampling.h"
 #include "program/stack.h"
 #include "program/views.h"
 
@@ -27,7 +28,7 @@ struct Argument {
   std::vector<Argument> items;
 };
 
-enum class Kind { kOperator, kAdd, kSize, kArithmetic, kRequire };
+enum class Kind { kOperator, kAdd, kResample, kSize, kArithmetic, kRequire };
 
 // How a step works while this thread leads a team: with the team, on this thread alone as ever, or
 // as torch's operators, which split no work then.
