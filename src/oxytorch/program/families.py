@@ -165,16 +165,20 @@ class Programs:
 
     def prove(
         self, served: Served, forward: Callable[..., Any], call: ModuleCall, output: OutputStructure
-    ) -> None:
+    ) -> list[Placed]:
         """Have the program that served a call serve others of such sizes without a run, if that it
-        is right for them can be proven. forward: the module's own code; output: what it gave."""
+        is right for them can be proven. forward: the module's own code; output: what it gave.
+
+        Returns the programs that are not needed any more, each with packed weights of its own.
+        """
         if served.family is None or served.way is None or not served.family.wants_proof:
-            return
+            return []
         if served.way.unseen:
             served.family.unproven = served.way.unseen
-            return
+            return []
         with own_code():
             served.family.prove(forward, call, output, served.way)
+        return served.family.superseded()
 
     def proven(
         self, form: Hashable, tensors: Sequence[Tensor]
@@ -251,6 +255,7 @@ class _Family:
 
     def __init__(self, run: Run, packs_by_size: bool) -> None:
         self.placed: Placed | None = None
+        self._former: list[Placed] = []
         self._packs_by_size = packs_by_size
         self.unproven = ""  # why there is no proof
         self._alone = ""  # why a run was not joined to it
@@ -301,7 +306,19 @@ class _Family:
         before, after = (p([*inputs, *self.externals]) for p in (self.placed, placed))
         if not symbols.allow(sizes) or difference(before, after) > _LARGEST:
             raise CaptureError("a program of other formulas gives other values")
-        self._sized, self._symbols, self.placed = [sized], symbols, placed
+        self._take(placed)
+        self._sized, self._symbols = [sized], symbols
+
+    def _take(self, placed: Placed) -> None:
+        if self.placed is not None:
+            self._former.append(self.placed)
+        self.placed = placed
+
+    def superseded(self) -> list[Placed]:
+        """The programs in whose place calls can take the one that was proven since."""
+        found = [] if self.proof is None else self._former
+        self._former = self._former if self.proof is None else []
+        return found
 
     def in_words(self) -> str:
         """Which sizes it serves, and why no others."""
@@ -393,7 +410,8 @@ class _Family:
         if not symbols.allow(sizes) or not accepts(placed, self.externals):
             self._alone = "the program of both does not give what the model gives"
             return None
-        self._sized, self._symbols, self.placed = sized, symbols, placed
+        self._take(placed)
+        self._sized, self._symbols = sized, symbols
         self.proof, self._proofs = None, 0
         self._runs = [runs[0], *runs[1:][-MOST_RUNS + 1 :]]
         return placed

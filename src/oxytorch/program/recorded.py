@@ -52,6 +52,10 @@ class RecordedProgram:
     def __str__(self) -> str:
         return str(self._placed.program)
 
+    def runs(self, placed: Placed) -> bool:
+        """Whether it runs the steps of a program."""
+        return self._placed is placed
+
     def is_of(self, other: RecordedProgram) -> bool:
         """Whether another one runs the same steps."""
         return self._placed is other._placed

@@ -28,7 +28,7 @@ from .inputs import ForeignError, ModuleCall, form_of_call
 from .outputs import OutputStructure, containers, output_tensors
 from .passes.quantized_layers import Layers
 from .patience import Patience
-from .placed import UnsettledError
+from .placed import Placed, UnsettledError
 from .reachable import Reachable
 from .recorded import RecordedProgram
 from .tape import recorded_once
@@ -297,12 +297,18 @@ class Replay(AroundForward):
                 if call.has_kept_its_form():
                     self._append(call.form, program, output)
                     if state.is_current():
-                        self._builder.prove(found, self.forward, call, output)
+                        self._leave(self._builder.prove(found, self.forward, call, output))
             except (CaptureError, ForeignError):
                 pass  # the next call of this form says why, if it comes to that
             return (value,)
         finally:
             self._lock.release()
+
+    def _leave(self, former: Sequence[Placed]) -> None:
+        """Have calls take programs that were proven in place of former ones."""
+        for form, own in [*self._programs.items()]:
+            if any(program.runs(each) for program, _ in own for each in former):
+                self._programs.pop(form, None)
 
     def _append(self, form: Hashable, program: RecordedProgram, output: OutputStructure) -> None:
         self._programs[form] = [(program, output), *self._programs.get(form, ())]
