@@ -21,9 +21,11 @@ import oxytorch
 from oxytorch.graph.errors import CaptureError
 from oxytorch.optimize import tune
 from oxytorch.program import families
+from oxytorch.program.passes import convolution, own_convolutions
 from oxytorch.program.patience import CALLS_OF_A_TRY, FREE_TRIES
 from oxytorch.program.replay import Replay
-from oxytorch.program.sizes import DifferentError, Formula, SizedRun
+from oxytorch.program.sized import Formula
+from oxytorch.program.sizes import DifferentError, SizedRun
 from oxytorch.rewriting import measure
 
 
@@ -409,8 +411,13 @@ class Images(nn.Module):
         return self.body(x).mean((2, 3))
 
 
-def test_convolutions_have_programs_of_their_own_first(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_own", [True, False])
+def test_weights_in_an_order_for_a_size_have_programs_of_their_own_first(
+    is_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(families, "MOST_OWN", 2)
+    monkeypatch.setattr(own_convolutions, "_is_faster", lambda *given: is_own)
+    monkeypatch.setattr(convolution, "winners", lambda editor, steps: {*steps})
     model = Images().eval()
     optimized = _optimized(model, torch.randn(2, 3, 9, 9))
     for size in [(3, 9), (4, 9), (5, 11), (7, 21), (2, 13), (3, 9)]:
@@ -419,7 +426,7 @@ def test_convolutions_have_programs_of_their_own_first(monkeypatch: pytest.Monke
             with torch.no_grad():
                 torch.testing.assert_close(optimized(x), model(x))
     kinds = _replay(optimized)._builder._families  # type: ignore[attr-defined]
-    assert len(kinds) == 2 and len(_shared(optimized)) >= 1
+    assert len(kinds) == (1 if is_own else 2) and len(_shared(optimized)) >= 1
 
 
 def test_copies_begin_anew() -> None:

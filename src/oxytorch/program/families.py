@@ -22,7 +22,8 @@ from .passes.quantized_layers import Quantized
 from .placed import Placed, UnsettledError
 from .proof import conditions_of
 from .recorded import OutputForm, RecordedProgram, Run, forms_of
-from .sizes import DifferentError, SizedRun, Symbols, share_externals
+from .sizes import DifferentError, SizedRun, share_externals
+from .symbols import Symbols
 from .tape import recorded_again, recorded_once
 from .way import Way, new_way, what_hides_ways
 

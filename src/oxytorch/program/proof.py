@@ -32,7 +32,8 @@ from .inputs import ModuleCall
 from .outputs import OutputStructure, output_tensors
 from .passes.convolution_times import LAST
 from .plan import hint
-from .sizes import SizedRun, Symbols, differ_in_arguments, share_externals
+from .sizes import SizedRun, differ_in_arguments, share_externals
+from .symbols import Symbols
 from .tape import READS, Recorder
 from .way import Way, new_way
 

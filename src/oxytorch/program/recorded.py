@@ -23,8 +23,10 @@ from .in_place import without_writes
 from .passes.quantized_layers import Quantized
 from .placed import Placed
 from .program import Program, Steps, UnmetError
-from .sizes import Computed, Formula, Rounded, Sized, SizedRun, Symbols
+from .sized import Computed, Formula, Rounded, Sized
+from .sizes import SizedRun
 from .smaller import with_smaller_ones
+from .symbols import Symbols
 from .tape import Recorder
 
 _aten = torch.ops.aten
