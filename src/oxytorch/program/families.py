@@ -31,8 +31,9 @@ _log = logging.getLogger(__name__)
 
 MOST_OWN = 5
 """Programs that share nothing, since each holds packed weights of its own."""
-MOST_PROOFS = 2
-"""Runs of which a proof for all sizes is tried."""
+MOST_PROOFS, MOST_FAILED = 2, 4
+"""Runs of which a proof for all sizes is tried, and how many may fail one after the other: each
+takes as long as tens of calls or more."""
 MOST_RUNS = 4
 """Runs of which formulas are made."""
 MOST_TEXTS = 8
@@ -85,6 +86,7 @@ class Programs:
         self.seconds = 0.0
         self._quantized = quantized
         self._families: list[_Family] = []
+        self._failed = 0  # proofs, since one was found
         self._is_plain = True  # whether recorded runs take the ways of others
 
     def build(
@@ -134,7 +136,8 @@ class Programs:
             return None
 
         hidden = what_hides_ways()
-        wanting = [family for family in self._families if family.wants_proof]
+        may_prove = self._failed < MOST_FAILED
+        wanting = [family for family in self._families if may_prove and family.wants_proof]
         for each in wanting:
             each.unproven = hidden or each.unproven
         way = new_way() if wanting and not hidden else None
@@ -172,14 +175,16 @@ class Programs:
 
         Returns the programs that are not needed any more, each with packed weights of its own.
         """
-        if served.family is None or served.way is None or not served.family.wants_proof:
+        family = served.family
+        if family is None or served.way is None or not family.wants_proof:
             return []
         if served.way.unseen:
-            served.family.unproven = served.way.unseen
+            family.unproven = served.way.unseen
             return []
         with own_code():
-            served.family.prove(forward, call, output, served.way)
-        return served.family.superseded()
+            family.prove(forward, call, output, served.way)
+        self._failed = self._failed + 1 if family.proof is None else 0
+        return family.superseded()
 
     def proven(
         self, form: Hashable, tensors: Sequence[Tensor]
@@ -211,7 +216,7 @@ class Programs:
             return serving.placed, serving.externals
         is_full = len(self._families) >= MOST_OWN
         for family in self._families:
-            if is_full or family.shares_packed(run):
+            if family.is_open_to(run) and (is_full or family.shares_packed(run)):
                 placed = family.joined(run)
                 if placed is not None:
                     return placed, family.externals
@@ -282,7 +287,7 @@ class _Family:
         try:
             found, settled = conditions_of(sized, forward, call, output, way)
             if settled is not sized:
-                self._settle(settled, call.tensors)
+                self._settle(settled, found, call.tensors)
         except Exception as error:  # of torch too, where it knows no form of a result
             pass_on_interruption(error)
             first = str(error).partition("\n")[0]
@@ -293,12 +298,14 @@ class _Family:
         kind, given = without_sizes(call.form), (self._sized[0], (self._symbols, found))
         self.proof = Proof(*given, self.placed, self.externals, output, kind)
 
-    def _settle(self, sized: SizedRun, inputs: list[Tensor]) -> None:
+    def _settle(self, sized: SizedRun, found: Symbols, inputs: list[Tensor]) -> None:
         """Take a program of other formulas, which a run on symbols computed. Raises CaptureError
-        where they are not those of all runs."""
+        where they are not those of all runs that `found` allows."""
         for run in self._runs:
             sizes = sized.sizes_of(run.forms[0])
-            if sizes is None or not sized.is_of(run.recordings[0], run.forms[0], sizes):
+            if sizes is None or not found.allow(sizes):
+                continue  # it goes another way, and keeps a program of its own
+            if not sized.is_of(run.recordings[0], run.forms[0], sizes):
                 raise CaptureError("where sizes are symbols, its code computes other ones")
         sizes = sized.sizes_of(forms_of(inputs))
         assert sizes is not None and self.placed is not None
@@ -344,6 +351,14 @@ class _Family:
     def may_join(self) -> bool:
         """Whether it has served one size so far, and may serve others."""
         return self.placed is None
+
+    def is_open_to(self, run: Run) -> bool:
+        """Whether a program of its runs and another one may be found. What is proven is other where
+        its conditions do not hold, but may take sizes as known that others have other values of."""
+        if self.proof is None:
+            return True
+        sizes = self.proof.sized.sizes_of(run.forms[0])
+        return sizes is None or not self.proof.sized.takes(run.forms[0], sizes)
 
     def shares_packed(self, run: Run) -> bool:
         """Whether weights that are packed for its runs are packed for a run, too."""

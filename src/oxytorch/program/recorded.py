@@ -30,7 +30,10 @@ from .symbols import Symbols
 from .tape import Recorder
 
 _aten = torch.ops.aten
-_ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv}
+_ARITHMETIC: dict[str, Any] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv,
+    "%": operator.mod, "min": torch.sym_min, "max": torch.sym_max,
+}  # fmt: skip
 
 
 OutputForm = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]

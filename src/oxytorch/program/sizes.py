@@ -183,7 +183,7 @@ class SizedRun:
                             _forms_of(steps[0], *each) for each in zip(runs, inputs, strict=True)
                         ]
                         found = self._rounded_of(steps[0], taken, (place, dim), values)
-                        if found is None or found.divisor == 1:
+                        if found is None:
                             continue
                         if min(values) <= 1:
                             raise DifferentError("a size is 1")

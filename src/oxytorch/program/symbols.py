@@ -30,6 +30,7 @@ class Symbols:
         self._symbols, self.sizes = [], []
         self._conditions: list[conditions.Condition] = []
         self._counted = 0  # guards that these are of
+        self._compared: dict[tuple[Any, Any], bool] = {}
         for number, value in enumerate(values):
             source = ConstantSource(f"size_{number}")
             symbol = self._env.create_symbol(
@@ -67,9 +68,16 @@ class Symbols:
             return pairs and all(map(self.agree, own, value))
         if isinstance(own, Sized) or isinstance(value, torch.SymInt):
             is_number = isinstance(own, Sized | int) and type(value) in (int, torch.SymInt)
-            difference = _expression(self.value(own)) - _expression(value) if is_number else None
-            return difference is not None and _settled(difference).expand() == 0
+            return is_number and self._are_equal(own, _expression(value))
         return is_equal(own, value)
+
+    def _are_equal(self, own: Any, expression: Any) -> bool:
+        """Whether a number, which may be a formula, is an expression of the symbols."""
+        found = self._compared.get((own, expression))
+        if found is None:
+            difference = _expression(self.value(own)) - expression
+            found = self._compared[own, expression] = _settled(difference).expand() == 0
+        return found
 
     def settled(self, own: Any, value: Any) -> Any:
         """What stands for a value: as it was, or what a run on symbols computes, where that is
@@ -115,6 +123,10 @@ class Symbols:
         every = self.conditions()
         told = [conditions.text(each, names) for each in every if not _is_of_least(each)]
         return told + ["no size inside is 1"] * (len(told) < len(every))
+
+    def has_number(self) -> bool:
+        """Whether a symbol was found to be the size of this run, as `int(size)` makes it."""
+        return any(self._env.replace(symbol).is_number for symbol in self._symbols)
 
     def allow(self, values: Sequence[int]) -> bool:
         """Whether what was found to hold for the symbols holds for these sizes."""
