@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import oxytorch
+from oxytorch.program import families
 from oxytorch.program.replay import Replay
 from oxytorch.rewriting import measure
 
@@ -172,6 +173,57 @@ def test_signals_of_any_length_share_a_program(strides: tuple[int, ...]) -> None
         _compare(fast, model, _x(*size))
     for length in (399, 401, 402, 403, 1000, 777, 250):
         assert _is_at_once(fast, model, _x(2, length)), (length, _proofs(fast))
+
+
+class Padded(nn.Module):
+    """Pads as TensorFlow does: by what is left of a size."""
+
+    def __init__(self, as_number: bool) -> None:
+        super().__init__()
+        self.c, self.as_number = nn.Conv2d(4, 16, 3, stride=2), as_number
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = (int(n) if self.as_number else n for n in x.shape[-2:])
+        pads = [max(3 - (2 if n % 2 == 0 else n % 2), 0) for n in (width, height)]
+        pad = [side for n in pads for side in (n // 2, n - n // 2)]
+        return self.c(F.pad(x, pad)).relu()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("as_number", [False, True])
+def test_padding_by_what_is_left_of_a_size(as_number: bool) -> None:
+    model = Padded(as_number)
+    fast = _optimized(model, _x(2, 40, 56))
+    for size in ((2, 64, 48), (2, 30, 66), (2, 45, 39), (2, 33, 71), (2, 55, 41), (2, 40, 33)):
+        for _ in range(2):
+            _compare(fast, model, _x(*size))
+    texts = _proofs(fast)
+    if as_number:
+        assert any("as `int(size)` does" in text for text in texts), texts
+        assert not any(text.startswith("checked") for text in texts), texts
+    else:
+        assert any(text.startswith("checked") and "% 2" in text for text in texts), texts
+        assert _is_at_once(fast, model, _x(2, 62, 74))
+    for size in ((2, 62, 74), (2, 31, 29), (2, 62, 29), (2, 31, 74)):
+        for _ in range(2):
+            _compare(fast, model, _x(*size))
+
+
+def test_proofs_that_fail_are_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    own = families.conditions_of
+
+    def counted(*given: Any) -> Any:
+        tried.append(1)
+        return own(*given)
+
+    monkeypatch.setattr(families, "conditions_of", counted)
+    model = Padded(as_number=True)
+    fast = _optimized(model, _x(2, 40, 56))
+    for place in range(24):
+        for _ in range(2):
+            _compare(fast, model, _x(2 + place % 3, 30 + place, 60 - place))
+    assert 0 < len(tried) <= families.MOST_FAILED
 
 
 class Asks(nn.Module):
