@@ -1,5 +1,5 @@
-#include "program/resampling.h"
 #include "program/program_check.h"
+#include "program/resampling.h"
 
 #include <algorithm>
 #include <charconv>

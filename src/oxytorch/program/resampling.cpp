@@ -45,7 +45,8 @@ AtenTensorHandle resampled(AtenTensorHandle x, const Resampling& by,
   StableListHandle factors = nullptr;
   check_call(torch_new_list_reserve_size(sizes.size(), &factors), "new_list");
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    check_call(torch_list_push_back(factors, torch::stable::detail::from(factor_of(shape[i + 2], sizes[i]))),
+    check_call(torch_list_push_back(factors,
+                                    torch::stable::detail::from(factor_of(shape[i + 2], sizes[i]))),
                "list_push_back");
   }
   StableIValue stack[4] = {share(x).shared(), torch::stable::detail::from(std::nullopt)};

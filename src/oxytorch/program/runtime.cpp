@@ -273,12 +273,11 @@ class Run {
     std::vector<std::int64_t> sizes;
     for (const Argument& each : step.arguments[2].items) sizes.push_back(size(each));
     const Argument& align = step.arguments[3];
-    const bool aligns = align.kind == Argument::kConstant &&
-                        torch::stable::detail::to<bool>(align.constant);
+    const bool aligns =
+        align.kind == Argument::kConstant && torch::stable::detail::to<bool>(align.constant);
     try {
-      keep(step.results[0],
-           resampled(handle(step.arguments[0].slot), *Resampling::find(step.arguments[1].text),
-                     sizes, aligns));
+      keep(step.results[0], resampled(handle(step.arguments[0].slot),
+                                      *Resampling::find(step.arguments[1].text), sizes, aligns));
     } catch (const std::exception& error) {
       refuse("resample fails: " + reason(error));
     }
