@@ -205,7 +205,7 @@ def _form_of_images(func: Any, args: tuple[Any, ...]) -> Tensor | None:
     one = torch.empty_strided(shape, stride, dtype=x.dtype, device="cpu")
     found: Tensor = func(one, *(rest if not is_pad else ([*map(hint, rest[0])], *rest[1:])))
     of_all = _padded(x.shape, rest[0]) if is_pad else _convolved(x.shape, found.shape[1], *rest)
-    if (*map(hint, of_all),) != found.shape or not all(n > 0 for n in of_all):
+    if (*map(hint, of_all),) != found.shape or not all(n > _least(n) for n in of_all):
         return None
     if not any(isinstance(n, torch.SymInt) for n in of_all[1:]):
         return torch.empty_strided(of_all, found.stride(), dtype=found.dtype, device="cpu")
@@ -213,6 +213,11 @@ def _form_of_images(func: Any, args: tuple[Any, ...]) -> Tensor | None:
         if found.is_contiguous(memory_format=order):
             return torch.empty(of_all, dtype=found.dtype, device="cpu", memory_format=order)
     return None
+
+
+def _least(size: Any) -> int:
+    """What a size has to be above: 1 if it may be any, since of one that is 1 orders look alike."""
+    return 1 if isinstance(size, torch.SymInt) else 0
 
 
 def _padded(shape: Sequence[Any], pads: Sequence[int]) -> tuple[Any, ...]:
