@@ -324,8 +324,9 @@ class _Family:
 
     def superseded(self) -> list[Placed]:
         """The programs in whose place calls can take the one that was proven since."""
-        found = [] if self.proof is None else self._former
-        self._former = self._former if self.proof is None else []
+        if self.proof is None:
+            return []
+        found, self._former = self._former, []
         return found
 
     def in_words(self) -> str:

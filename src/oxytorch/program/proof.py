@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError
+from ..ops._windows import positions
 from .calls import Form, Recording, form_of, values_in
 from .in_place import without_writes
 from .inputs import ModuleCall
@@ -229,18 +230,18 @@ def _padded(shape: Sequence[Any], pads: Sequence[int]) -> tuple[Any, ...]:
 
 def _convolved(shape: Sequence[Any], channels: int, weight: Tensor, *rest: Any) -> tuple[Any, ...]:
     """The sizes of what a convolution gives, which has so many channels."""
-    _, strides, pads, dilations, is_transposed, more, _ = rest
-    found = [shape[0], channels]
-    for place, size in enumerate(shape[2:]):
-        stride, pad, dilation = (
-            each[min(place, len(each) - 1)] for each in (strides, pads, dilations)
-        )
-        reach = dilation * (weight.shape[2 + place] - 1)
-        if is_transposed:
-            found.append((size - 1) * stride - 2 * pad + reach + more[place] + 1)
-        else:
-            found.append((size + 2 * pad - reach - 1) // stride + 1)
-    return tuple(found)
+    kernel, dims = weight.shape[2:], len(shape) - 2
+    _, *lists, is_transposed, more, _ = rest
+    stride, padding, dilation = (each if len(each) == dims else [*each] * dims for each in lists)
+    if not is_transposed:
+        pads = [size for size in padding for _ in range(2)]
+        return shape[0], channels, *positions(shape, kernel, stride, pads, dilation)
+    parts = zip(shape[2:], kernel, stride, padding, dilation, more, strict=True)
+    return (
+        shape[0],
+        channels,
+        *((n - 1) * s - 2 * p + d * (k - 1) + m + 1 for n, k, s, p, d, m in parts),
+    )
 
 
 def _is_whole(func: Any, args: tuple[Any, ...]) -> bool:

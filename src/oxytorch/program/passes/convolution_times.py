@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops._windows import channels_last
 from ...ops.convolution_panels import matrix_of
 from ...ops.linear import supports
 from ...ops.panels.formats import PLAIN_NAMES
@@ -161,11 +162,11 @@ class Ways:
     @cached_property
     def _ordered(self) -> Tensor:
         tensor = self._wide(self._given)
-        return tensor if self._layer.takes else with_channels_last(tensor)
+        return tensor if self._layer.takes else channels_last(tensor)
 
     @cached_property
     def _for_own(self) -> Tensor:
-        return self._given if self._layer.takes else with_channels_last(self._given)
+        return self._given if self._layer.takes else channels_last(self._given)
 
     def _wide(self, tensor: Tensor) -> Tensor:
         return tensor.unsqueeze(2) if len(self._layer.size) == 3 else tensor
@@ -178,7 +179,7 @@ class Ways:
         own = self._layer
         found = own.of(self._given, self._values)
         if own.takes and not own.returns and found.dim() in LAST:
-            return with_channels_last(found)
+            return found.contiguous(memory_format=LAST[found.dim()])
         return found
 
     def _weights(self, make: Callable[[], Tensor]) -> Iterator[Tensor]:
@@ -224,14 +225,6 @@ class Ways:
             size = [*own.shape[2:]], own.shape[0]
             found = run(self._for_own, *weight, *size, None, None, *lists, own.groups, "none")
         return self._returned(found)
-
-
-def with_channels_last(x: Tensor) -> Tensor:
-    """A copy of a tensor of one to three spatial dimensions in the order that our operators read
-    and return."""
-    if x.dim() == 3:
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
-    return x.contiguous(memory_format=LAST[x.dim()])
 
 
 def _operator(target: str) -> Any:
