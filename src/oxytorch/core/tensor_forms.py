@@ -25,6 +25,18 @@ def form(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill a stretch of memory without holes, in any order of dimensions."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 def is_small(tensor: Tensor) -> bool:
     return (
         tensor.layout == torch.strided

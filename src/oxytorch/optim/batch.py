@@ -197,15 +197,3 @@ def _aligned(gradient: Tensor, parameter: Tensor) -> Tensor:
 def is_fused(parameter: Tensor) -> bool:
     """Whether the compiled op takes the parameter."""
     return parameter.is_cpu and parameter.dtype in FUSED
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill a stretch of memory without holes, in any order of dimensions."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True

@@ -17,9 +17,10 @@ from torch.nn.utils import get_total_norm
 from torch.optim.optimizer import Optimizer
 
 from .. import _library
+from ..core.tensor_forms import is_dense
 from ..ops.global_norm import global_norm
 from . import release, sharding
-from .batch import FUSED, IS_CPU, is_dense
+from .batch import FUSED, IS_CPU
 from .gpu import devices
 
 if TYPE_CHECKING:

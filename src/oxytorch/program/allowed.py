@@ -41,16 +41,9 @@ DTYPES = (
     "int32", "int64",
 )  # fmt: skip
 FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
-
-RESAMPLE = "resample"
-"""A step that resamples to sizes that are known when it runs."""
-RESAMPLED = {
-    f"{kind}{dims}d": "nearest" in kind
-    for kind, every in {
-        "upsample_nearest": (1, 2, 3), "_upsample_nearest_exact": (1, 2, 3),
-        "upsample_linear": (1,), "upsample_bilinear": (2,), "upsample_bicubic": (2,),
-        "upsample_trilinear": (3,),
-    }.items()
-    for dims in every
-}  # fmt: skip
-"""Operators that it stands for, and whether they do without `align_corners`."""
+RESAMPLED = (
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d",
+    "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
+)  # fmt: skip
+"""Operators that a step `resample` stands for; all but those to the nearest may align corners."""

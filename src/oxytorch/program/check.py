@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from . import allowed
-from .allowed import RESAMPLE, RESAMPLED
 
 _OTHER_TENSORS = re.compile(
     "|".join(
@@ -177,14 +176,14 @@ class _Checker:
                 raise ValueError(f"expected a tensor as result, got {word[:50]}")
 
     def _own_step(self, target: str, words: _Words, results: Sequence[str]) -> None:
-        sigil = "%" if target in ("add", RESAMPLE) else "$"
+        sigil = "%" if target in ("add", "resample") else "$"
         if len(results) != 1 or _VALUE.fullmatch(results[0]) is None or results[0][0] != sigil:
             raise ValueError(f"expected one result {sigil}, got {' '.join(results)[:50]}")
         if target == "add":
             self._tensor(words.next())
             self._tensor(words.next())
             _check_word(words.next(), "FloatType")
-        elif target == RESAMPLE:
+        elif target == "resample":
             self._resample(words)
         elif target == "size":
             self._tensor(words.next())
@@ -205,14 +204,14 @@ class _Checker:
     def _resample(self, words: _Words) -> None:
         self._tensor(words.next())
         name = words.next().strip('"')
-        if name not in RESAMPLED:
+        if name not in allowed.RESAMPLED:
             raise ValueError(f"expected an operator that resamples, got {name[:50]}")
         if words.next() != "[":
             raise ValueError(f"expected the sizes of {name} in [ ]")
         for _ in range(int(name[-2])):
             self._size(words.next())
         if words.next() != "]" or words.next() not in (
-            ["none"] if RESAMPLED[name] else ["true", "false"]
+            ["none"] if "nearest" in name else ["true", "false"]
         ):
             raise ValueError(
                 f"expected {name[-2]} sizes of {name}, and whether corners are aligned"

@@ -12,7 +12,6 @@ from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError
-from .allowed import RESAMPLE
 from .capture import Given, Outputs, steps_of
 from .passes import improve
 from .program import Argument, Some, Step, Steps, Value
@@ -116,7 +115,7 @@ class _Writer:
         elif step.target == "add":
             pair = tuple(self._given(each, "") for each in step.arguments[:2])
             made = call(_aten.add.Tensor, pair, {"alpha": float(str(rest[1]))})
-        elif step.target == RESAMPLE:
+        elif step.target == "resample":
             made = self._resampled(*step.arguments)
         else:
             made = self._called(step)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from ..graph.errors import CaptureError
-from .allowed import RESAMPLE, RESAMPLED
+from .allowed import RESAMPLED
 from .program import Argument, Some, Step, Value
 from .words import holds, name_of_dtype, word_of
 
@@ -171,13 +171,13 @@ def _resampled(capture: Capture, node: fx.Node, *arguments: Any) -> Any:
         raise CaptureError(f"the library's way into torch cannot pass the sizes of {operator}")
     named, name = _named(operator, arguments), _resampling(operator)
     sizes = [capture.size(each) for each in named["output_size"]]
-    align = "none" if RESAMPLED[name] else str(named["align_corners"]).lower()
+    align = "none" if "nearest" in name else str(named["align_corners"]).lower()
     words = [capture.values[arguments[0]], f'"{name}"', sizes, align]
-    return capture.emit(RESAMPLE, words, Value())
+    return capture.emit("resample", words, Value())
 
 
 def is_by_sizes(operator: Any, x: Any, arguments: Sequence[Any]) -> bool:
-    """Whether a step `RESAMPLE` does what an operator of `interpolate` does; x: as in `by_factors`.
+    """Whether a step `resample` does what an operator of `interpolate` does; x: as in `by_factors`.
 
     What the operator makes of a factor besides the sizes is not known where these are no numbers.
     """

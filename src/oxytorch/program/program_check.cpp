@@ -295,8 +295,7 @@ class Checker {
   void resample() {
     tensor(next());
     const Text name = next();
-    const Resampling* found =
-        is_text(name) ? Resampling::find(name.substr(1, name.size() - 2)) : nullptr;
+    const auto found = Resampling::find(is_text(name) ? name.substr(1, name.size() - 2) : Text());
     if (!found) fail("expected an operator that resamples, got " + quoted(name));
     if (next() != "[") fail("expected sizes in [ ]");
     for (std::int64_t i = 0; i < found->dims; ++i) size(next());

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..core.tensor_forms import is_dense
 from ..graph.errors import CaptureError
 from ..ops._windows import positions
 from .calls import Form, Recording, form_of, values_in
@@ -154,11 +155,11 @@ def _form_of_elements(func: Any, args: tuple[Any, ...]) -> Any:
     x, *others = tensors[:1] if is_norm else tensors
     symbols = [n for n in x.shape if isinstance(n, torch.SymInt)]
     shape, stride = (tuple(map(hint, each)) for each in (x.shape, x.stride()))
-    if not symbols or not _is_dense(shape, stride) or any(_form(y) != _form(x) for y in others):
+    one = torch.empty_strided(shape, stride, dtype=x.dtype, device="cpu")
+    if not symbols or 0 in shape or not is_dense(one) or any(_form(y) != _form(x) for y in others):
         return None
     if not all(n > 1 for n in symbols):
         return None
-    one = torch.empty_strided(shape, stride, dtype=x.dtype, device="cpu")
     own = {id(y): one for y in (x, *others)}
     found = func(*(own.get(id(each), each) for each in args))
     results = found if isinstance(found, tuple) else (found,)
@@ -166,16 +167,6 @@ def _form_of_elements(func: Any, args: tuple[Any, ...]) -> Any:
         return None
     first = torch.empty_strided(x.shape, x.stride(), dtype=results[0].dtype, device="cpu")
     return (first, *results[1:]) if isinstance(found, tuple) else first
-
-
-def _is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether elements lie side by side, each in a place of its own, in whichever order."""
-    expected = 1
-    for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True)):
-        if size != 1 and step != expected:
-            return False
-        expected *= size
-    return expected > 0
 
 
 def _form(x: Tensor) -> Any:

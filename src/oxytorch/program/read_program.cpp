@@ -264,7 +264,7 @@ class Reader {
     const std::vector<Argument>& given = step.arguments;
     const bool are_four = given.size() == 4 && given[0].kind == Argument::kTensor &&
                           given[1].kind == Argument::kText && given[2].kind == Argument::kList;
-    const Resampling* found = are_four ? Resampling::find(given[1].text) : nullptr;
+    const auto found = Resampling::find(are_four ? given[1].text : std::string());
     const auto is_size = [](const Argument& each) {
       return each.kind == Argument::kSize || each.kind == Argument::kConstant;
     };

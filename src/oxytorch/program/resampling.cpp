@@ -4,17 +4,12 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "oxytorch_allowed.h"
+
 namespace oxytorch {
 
 namespace {
 
-constexpr Resampling kKinds[] = {
-    {"upsample_nearest1d", 1, false},        {"upsample_nearest2d", 2, false},
-    {"upsample_nearest3d", 3, false},        {"_upsample_nearest_exact1d", 1, false},
-    {"_upsample_nearest_exact2d", 2, false}, {"_upsample_nearest_exact3d", 3, false},
-    {"upsample_linear1d", 1, true},          {"upsample_bilinear2d", 2, true},
-    {"upsample_bicubic2d", 2, true},         {"upsample_trilinear3d", 3, true},
-};
 constexpr std::int64_t kMost = 1 << 20;
 
 // The least number by which `size` becomes `wanted`, and no less.
@@ -29,10 +24,11 @@ double factor_of(std::int64_t size, std::int64_t wanted) {
 
 }  // namespace
 
-const Resampling* Resampling::find(std::string_view name) {
-  const auto* found = std::find_if(std::begin(kKinds), std::end(kKinds),
-                                   [&](const Resampling& each) { return each.name == name; });
-  return found == std::end(kKinds) ? nullptr : found;
+std::optional<Resampling> Resampling::find(std::string_view name) {
+  const auto* found = std::find(std::begin(kResampled), std::end(kResampled), name);
+  if (found == std::end(kResampled)) return std::nullopt;
+  return Resampling{*found, found->at(found->size() - 2) - '0',
+                    found->find("nearest") == std::string_view::npos};
 }
 
 AtenTensorHandle resampled(AtenTensorHandle x, const Resampling& by,

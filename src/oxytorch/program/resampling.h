@@ -1,6 +1,7 @@
 // Resampling of images to sizes that are known when a step runs, by torch's operators.
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "program/stack.h"
@@ -13,8 +14,8 @@ struct Resampling {
   std::int64_t dims;
   bool aligns;  // whether it asks if corners are aligned
 
-  // Null where there is no such operator.
-  static const Resampling* find(std::string_view name);
+  // That of a name in program/allowed.py, if there is one.
+  static std::optional<Resampling> find(std::string_view name);
 };
 
 // The tensor resampled to these sizes. Torch's stable ABI cannot pass these, so that factors are

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...core.tensor_forms import is_dense
 from ...ops.mean_squares import tiling
 from ...ops.optimizer_step import layout
 from ...ops.optimizer_step.layout import Format
-from ..batch import Batch, is_dense
+from ..batch import Batch
 
 _CODES = {torch.int8: Format.SIGNED_CODES, torch.uint8: Format.UNSIGNED_CODES}
 
