@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..core.tensor_forms import is_dense
 from ..graph.errors import CaptureError
-from ..ops._windows import positions
+from ..ops.windows import positions
 from .calls import Form, Recording, form_of, values_in
 from .in_place import without_writes
 from .inputs import ModuleCall

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "core/dispatch.h"
-#include "ops/_windows/args.h"
+#include "ops/windows/args.h"
 #include "ops/panels/args.h"
 
 namespace oxytorch {

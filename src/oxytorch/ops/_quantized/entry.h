@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "ops/_quantized/args.h"
-#include "ops/_windows/args.h"
+#include "ops/windows/args.h"
 
 namespace oxytorch {
 

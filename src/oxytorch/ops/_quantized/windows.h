@@ -3,7 +3,7 @@
 
 #include "ops/_quantized/gemm.h"
 #include "ops/_quantized/prepare.h"
-#include "ops/_windows/inside.h"
+#include "ops/windows/inside.h"
 
 namespace oxytorch::OXY_LEVEL {
 

@@ -1,5 +1,5 @@
 #include "core/parallel.h"
-#include "ops/_windows/result.h"
+#include "ops/windows/result.h"
 #include "ops/convolution_panels/products.h"
 #include "ops/panels/split.h"
 

@@ -1,6 +1,6 @@
 // Convolutions that read windows from the lines of images, where they overlap.
 #include "core/parallel.h"
-#include "ops/_windows/positions.h"
+#include "ops/windows/positions.h"
 #include "ops/convolution_panels/products.h"
 #include "ops/panels/kernel.h"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/levels.h"
-#include "ops/_windows/args.h"
+#include "ops/windows/args.h"
 #include "ops/panels/entry.h"
 
 namespace oxytorch {

@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-#include "ops/_windows/inside.h"
+#include "ops/windows/inside.h"
 #include "ops/depthwise_convolution/blocks.h"
 #include "ops/panels/clamped.h"
 

@@ -1,7 +1,7 @@
 // Convolutions as products, whose rows are windows of images.
 #pragma once
 
-#include "ops/_windows/args.h"
+#include "ops/windows/args.h"
 #include "ops/panels/gemm_args.h"
 
 namespace oxytorch {

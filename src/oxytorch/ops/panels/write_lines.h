@@ -1,7 +1,7 @@
 // Lines of images in the memory of a chunk: how they are written there.
 #pragma once
 
-#include "ops/_windows/positions.h"
+#include "ops/windows/positions.h"
 #include "ops/panels/prepare_rows.h"
 #include "ops/panels/window_args.h"
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from .._binding import with_kernel
 from .._op import Cost, Sample, register
 from .._samples import shape_name, values
-from .._windows import channels_last, padded, positions
+from ..windows import channels_last, padded, positions
 
 KINDS = ("max", "mean")
 _LARGEST = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}

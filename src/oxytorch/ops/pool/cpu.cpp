@@ -1,5 +1,5 @@
 #include "core/parallel.h"
-#include "ops/_windows/entry.h"
+#include "ops/windows/entry.h"
 #include "ops/pool/kernel.h"
 
 namespace oxytorch {

@@ -1,6 +1,6 @@
 #include "ops/pool/kernel.h"
 
-#include "ops/_windows/inside.h"
+#include "ops/windows/inside.h"
 
 namespace oxytorch::OXY_LEVEL {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/dispatch.h"
-#include "ops/_windows/args.h"
+#include "ops/windows/args.h"
 
 namespace oxytorch {
 

@@ -14,7 +14,7 @@ from .._op import Cost, Sample, nbytes, register
 from .._quantized import NUMBERS, pack_weight, result_of, sample_numbers
 from .._quantized import padded as padded_outputs
 from .._samples import shape_name
-from .._windows import channels_last, padded, positions, result_count, sample_geometry
+from ..windows import channels_last, padded, positions, result_count, sample_geometry
 from ..convolution_panels import matrix_of
 from ..panels import layout
 from ..panels.epilogues import ADDED

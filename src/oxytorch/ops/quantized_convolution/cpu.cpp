@@ -1,5 +1,5 @@
 #include "ops/_quantized/result.h"
-#include "ops/_windows/entry.h"
+#include "ops/windows/entry.h"
 
 namespace oxytorch {
 namespace {

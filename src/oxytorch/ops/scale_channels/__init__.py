@@ -10,7 +10,7 @@ from torch import Tensor
 from .._binding import with_kernel
 from .._op import Cost, Sample, register
 from .._samples import shape_name, values
-from .._windows import channels_last
+from ..windows import channels_last
 
 
 @with_kernel

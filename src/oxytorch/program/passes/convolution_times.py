@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops._windows import channels_last
+from ...ops.windows import channels_last
 from ...ops.convolution_panels import matrix_of
 from ...ops.linear import supports
 from ...ops.panels.formats import PLAIN_NAMES

@@ -1,7 +1,7 @@
 // Results of convolutions: bias, epilogue and what it adds.
 #pragma once
 
-#include "ops/_windows/entry.h"
+#include "ops/windows/entry.h"
 #include "ops/panels/entry.h"
 
 namespace oxytorch {

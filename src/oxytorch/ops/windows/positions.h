@@ -1,7 +1,7 @@
 // Lines of images in the memory of a chunk, and where the positions of a kernel lie there.
 #pragma once
 
-#include "ops/_windows/args.h"
+#include "ops/windows/args.h"
 
 namespace oxytorch {
 

@@ -7,7 +7,7 @@
 
 #include "core/check.h"
 #include "core/sizes.h"
-#include "ops/_windows/args.h"
+#include "ops/windows/args.h"
 
 namespace oxytorch {
 
