@@ -34,7 +34,7 @@ from ..rewriting.refusals import (
 )
 from ..rewriting.report import Entry, Report
 from .context import OptimizeContext, observe
-from .passes import DEFAULT, PASSES, boundaries, rewrite
+from .passes import DEFAULT, PASSES, boundaries, program, rewrite
 from .passes.cast import dtypes, made_for
 from .sample import SampleInput
 from .text_models import dtype_rules, evaluating, features_sample, is_text_model
@@ -51,7 +51,7 @@ def optimize(
     optimizer: None = None,
     dtype: torch.dtype | Mapping[Any, torch.dtype] | None = None,
     sample_input: Any = None,
-    graph: bool = False,
+    graph: bool | None = None,
     inplace: bool = False,
     verify: bool = False,
     tune: bool = False,
@@ -81,7 +81,7 @@ def optimize(
     optimizer: Optimizer | None = None,
     dtype: torch.dtype | Mapping[Any, torch.dtype] | None = None,
     sample_input: Any = None,
-    graph: bool = False,
+    graph: bool | None = None,
     inplace: bool = False,
     verify: bool = False,
     tune: bool = False,
@@ -104,11 +104,13 @@ def optimize(
         with keys "" (all layers), paths (a module and all below it) or types, of which the most
         specific wins: {"": torch.bfloat16, "classifier": torch.float32}. None keeps dtypes.
     sample_input: arguments of a call of the model: a tensor, a tuple of positional arguments or a
-        mapping of keyword arguments. Without it nothing is fused. For a model of
+        mapping of keyword arguments. Without it nothing but a program is fused. For a model of
         sentence-transformers: texts, or what its `preprocess` made of them
         (docs/sentence-transformers.md).
-    graph: run the operators of the whole model as one program, fused further, without its Python;
-        needs `sample_input`. If it cannot be recorded, the other passes run; `explain` says why.
+    graph: run the operators of the whole model as one program, fused further, without its Python.
+        Without sample_input, programs are made of the calls. If it cannot be recorded, the other
+        passes run, or its own code; `explain` says why. None, with `passes` of None: as True for
+        models most of whose weights belong to convolutions, where a program is faster.
     inplace: change `model` itself instead of a copy.
     verify: compare the outputs on `sample_input` with the original's, module by module and as a
         whole.
@@ -122,7 +124,9 @@ def optimize(
     Raises TypeError or ValueError before anything is changed if an argument does not fit, and
     VerificationError, which names the module, if `verify` finds a difference beyond the tolerance.
     """
-    switches = {"graph": graph, "inplace": inplace, "verify": verify, "tune": tune}
+    if graph is not None and not isinstance(graph, bool):
+        raise TypeError(f"optimize: expected graph to be True, False or None, got {graph!r}")
+    switches = {"inplace": inplace, "verify": verify, "tune": tune}
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise TypeError(f"optimize: expected {name} to be True or False, got {value!r}")
@@ -130,6 +134,7 @@ def optimize(
         "optimizer": optimizer,
         "dtype": dtype,
         "passes": passes,
+        "graph": graph or None,
         **{name: value or None for name, value in switches.items()},
     }
     if isinstance(model, torch.jit.ScriptModule):
@@ -171,7 +176,7 @@ def _for_training(
 
 def _check_sample(model: nn.Module, sample_input: Any, others: Mapping[str, Any]) -> None:
     """Raises where an argument needs a sample, or the model's tensors have no values to run on."""
-    for name in ("graph", "verify", "tune"):
+    for name in ("verify", "tune"):
         if others[name] and sample_input is None:
             raise ValueError(
                 f"optimize: {name}=True expected a sample_input to run the model on, got None"
@@ -216,7 +221,7 @@ def _optimized(
     model: _Model,
     dtype: Any,
     sample: SampleInput | None,
-    graph: bool,
+    graph: bool | None,
     inplace: bool,
     verify: bool,
     tune: bool,
@@ -224,8 +229,10 @@ def _optimized(
 ) -> _Model:
     began = time.perf_counter()
     names = tuple(DEFAULT if passes is None else passes)
-    if graph:
+    is_asked = graph or (graph is None and passes is None and not tune and program.suits(model))
+    if is_asked:
         names = tuple(dict.fromkeys(("program", *names)))
+    must_gain = passes is None and (sample is None or not graph)
     separate = InPlace(model) if inplace else Separation(model)
     result = model if inplace else copied(model)
     tuned = None
@@ -239,11 +246,11 @@ def _optimized(
     reference = copied(model) if verify and inplace else model
     try:
         if sample is not None and passes is None and not (tune or inplace):
-            request = Request(model, dtype, sample, names, separate)
+            request = Request(model, dtype, sample, names, separate, must_gain)
             found, tuned = keep_fastest(request, result)
             result = cast(_Model, found)
         else:
-            optimize_in_place(result, dtype, sample, names, separate)
+            optimize_in_place(result, dtype, sample, names, separate, must_gain=must_gain)
         report = explain(result)
         report.tuned = tuned
         if verify:
@@ -353,11 +360,13 @@ def optimize_in_place(
     separate: Separation | InPlace,
     look: Callable[[OptimizeContext], None] = observe,
     runs: tuple[str, ...] | None = None,
+    must_gain: bool = False,
 ) -> OptimizeContext:
     """Run the passes `names` on a model; what is known of it then.
 
     look: notes what a run of the model on the sample shows.
     runs: those of the passes that are run, which ask what the others would do.
+    must_gain: see `OptimizeContext`.
     """
     wanted = {} if dtype is None else dtypes(model, dtype)
     if "cast" not in names:
@@ -365,6 +374,7 @@ def optimize_in_place(
     distinct = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
     report = Report(type(model).__name__, "/".join(distinct) or "dtypes as they are", list(names))
     context = OptimizeContext(model, wanted, ChangeLog(report), names, separate, sample=sample)
+    context.must_gain = must_gain
     if "cast" not in names and dtype is not None:
         context.log.skipped("cast", "", "not among the passes, so that dtype has no effect")
     elif dtype is not None:

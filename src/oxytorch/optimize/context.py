@@ -104,6 +104,7 @@ class OptimizeContext:
     program_seconds: of a call of the own code of a model that became a program, and of the
         program's first call.
     replays: makes what stands in for such a model.
+    must_gain: whether its programs go that take longer than the model's own code.
     of_integers: layers that will multiply integers, whatever dtype they have.
     fused: what the report says of a layer with what was fused to it, and the layer.
     reverts: whether a model that cannot become a program is left as it was, for which its weights
@@ -141,6 +142,7 @@ class OptimizeContext:
     made_for: dict[nn.Module, nn.Module] = field(default_factory=dict)
     program_seconds: tuple[float, float] | None = None
     replays: Callable[[nn.Module], Replay] = Replay
+    must_gain: bool = False
     of_integers: set[nn.Module] = field(default_factory=set)
     fused: list[tuple[Entry, nn.Module]] = field(default_factory=list)
     reverts: bool = True

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,40 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import _garbage
 from ..program.replay import Replay
-from ..rewriting import measure
+from ..rewriting import measure, turns
 from ..rewriting.copies import InPlace, Separation, copied
+from ..rewriting.turns import GAIN, Run, Turns
 from .context import OptimizeContext, look_at_sizes, observe
 from .passes import DEFAULT
 from .sample import SampleInput
 
-Run = Callable[[], Any]
-"""A call of a model on the sample."""
-
-ROUNDS = 9
-"""Paired rounds per comparison; the median of their ratios decides."""
-FIRST_ROUNDS = 3
-"""Rounds after which a model that is no slower than it was counts as such, if calls are not
-short."""
-CLEAR_ROUNDS, HOPELESS = 2, 1.5
-"""Rounds after which it counts as faster where it gained in each, and after which one that
-took so many times as long in each is timed no more."""
-DECISIVE, DECISIVE_LONG = 0.5, 0.85
-"""Part of the time of the others in the first round, up to which no other round is needed: for
-short calls and for others."""
-LONGEST = 3.0
-"""Seconds that further rounds may take, where the first ones say that it is slower."""
-SHORT = 0.05
-"""Seconds of two models' calls together up to which calls are short: each is timed after one that
-is not."""
-ENOUGH = 0.05
-"""Seconds of rounds of short calls, before which they do not decide."""
 LOSS = 1.03
 """Ratio above which a model is slower than it was."""
-GAIN = 0.98
-"""A pass is dropped only where the model without it takes at most this fraction of the time; a
-model that takes at most this fraction has gained."""
 CLEAR_GAIN, LONG = 0.9, 2e-3
 """A program is not compared with what the other passes make where it takes at most this fraction of
 the model's time, and so many seconds."""
@@ -88,30 +62,25 @@ def choose(
         keep = ratio <= GAIN
         lines.append((
             f"{'with' if added else 'without'} {name}",
-            f"{_compared(ratio, before, after)}: {'used' if keep else 'not used'}",
+            f"{turns.in_words(ratio, before, after)}: {'used' if keep else 'not used'}",
         ))  # fmt: skip
         if keep:
             best, chosen = candidate, other
         del candidate
     first = build(always) if always else model
     ratio, before, after = paired(first, best, sample)
-    lines.append(("original -> optimized", _compared(ratio, before, after)))
+    lines.append(("original -> optimized", turns.in_words(ratio, before, after)))
     if ratio > 1.0:
         lines.append(("kept the original", "nothing was faster"))
         chosen = always
     return chosen, {"passes": list(chosen), "ratio": ratio, "lines": lines}
 
 
-def _compared(ratio: float, before: float, after: float) -> str:
-    """Medians, and the median ratio of pairs, which another load of the machine hardly moves."""
-    return f"{before * 1e3:.4g} ms -> {after * 1e3:.4g} ms (paired: {ratio:.3f} x)"
-
-
 @dataclass(frozen=True)
 class Request:
     """What `optimize` is asked for: `model` in `dtype`, by the passes `names`, fast on the sample.
 
-    separate: see `OptimizeContext`.
+    separate, must_gain: see `OptimizeContext`.
     """
 
     model: nn.Module
@@ -119,13 +88,14 @@ class Request:
     sample: SampleInput
     names: tuple[str, ...]
     separate: Separation | InPlace
+    must_gain: bool = False
 
     def run(self, result: nn.Module, **more: Any) -> OptimizeContext:
         """Run the passes on a copy of the model. more: see `optimize_in_place`."""
         from . import optimize_in_place
 
         asked = self.dtype, self.sample, self.names, self.separate
-        return optimize_in_place(result, *asked, **more)
+        return optimize_in_place(result, *asked, must_gain=self.must_gain, **more)
 
 
 def keep_fastest(request: Request, result: nn.Module) -> tuple[nn.Module, dict[str, Any] | None]:
@@ -151,16 +121,16 @@ def keep_fastest(request: Request, result: nn.Module) -> tuple[nn.Module, dict[s
     first, beside, is_warm = _first(request, seen)
     runs = [first, *(_call(each, sample) for each in candidates)]
     warm = [0] * is_warm + [2] * (len(runs) > 2)  # a program's first run was compared
-    turns = _turns(runs, sample, [*beside, *candidates], warm)
+    taken = _turns(runs, sample, [*beside, *candidates], warm)
     if len(candidates) > 1:
-        ratio, before, after = _of_turns(turns, 1, 2)
+        ratio, before, after = turns.compared(taken, 1, 2)
         if ratio <= LOSS:
             result = candidates[1]
         else:
-            turns, names = [turn[:2] for turn in turns], _without_program(names)
-            line = f"{_compared(ratio, before, after)}: not used"
+            taken, names = [turn[:2] for turn in taken], _without_program(names)
+            line = f"{turns.in_words(ratio, before, after)}: not used"
             tuned = {"passes": [*names], "ratio": ratio, "lines": [("with program", line)]}
-    if _of_turns(turns, 0, -1)[0] <= LOSS:
+    if turns.compared(taken, 0, -1)[0] <= LOSS:
         return result, tuned
     always = () if request.dtype is None else ("cast",)
     names, tuned = choose(request.model, request.dtype, sample, names, always)
@@ -186,11 +156,11 @@ def _gains_clearly(request: Request, program: OptimizeContext) -> bool:
     first, beside, is_warm = _first(request, program)
     runs = [first, _call(program.model, request.sample)]
     known = program.program_seconds if is_warm else None
-    if known is not None and known[1] >= LONG and _is_settled([known]):
+    if known is not None and known[1] >= LONG and turns.is_settled([known]):
         return True  # even by its first call, which takes longer than others
     own = None if known is None else known[0]
-    turns = _turns(runs, request.sample, [*beside, program.model], [0] * is_warm + [1], own)
-    ratio, _, seconds = _of_turns(turns, 0, 1)
+    taken = _turns(runs, request.sample, [*beside, program.model], [0] * is_warm + [1], own)
+    ratio, _, seconds = turns.compared(taken, 0, 1)
     return ratio <= CLEAR_GAIN and seconds >= LONG
 
 
@@ -243,72 +213,16 @@ def _call(model: nn.Module, sample: SampleInput) -> Run:
     return lambda: sample.given_to(model)
 
 
-def _of_turns(
-    turns: Sequence[tuple[float, ...]], first: int, second: int
-) -> tuple[float, float, float]:
-    """The median ratio of two calls, second / first, and both median times in seconds."""
-    pairs = [(turn[first], turn[second]) for turn in turns]
-    ratio = statistics.median(b / a for a, b in pairs)
-    return ratio, statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
-
-
 def _turns(
     runs: Sequence[Run],
     sample: SampleInput,
     models: Iterable[nn.Module],
     warm: Sequence[int] = (),
     known: float | None = None,
-) -> list[tuple[float, ...]]:
-    """The times of calls in turns: few where the last call is no slower than the others, more where
-    it may be.
-
-    warm: the numbers of those that have just run.
-    known: the seconds of the first, if it was timed.
-    """
-    measure.hold_heap()
-    with _garbage.paused(), sample.running(*models), torch.no_grad():
-        for number, run in enumerate(runs):
-            if number not in warm:
-                run()
-        timed = [] if known is None else [known]
-        first = (*timed, *map(_seconds, runs[len(timed) :]))
-        is_short = _are_short(first) and not _is_settled([first])
-        most = ROUNDS if is_short else max(FIRST_ROUNDS, min(ROUNDS, int(LONGEST / sum(first))))
-        turns = [] if is_short else [first]
-        began = time.perf_counter()
-        while len(turns) < most:
-            if _is_settled(turns) and (not is_short or time.perf_counter() - began > ENOUGH):
-                break
-            seen = [first, *turns]
-            again = [_again(seen, run, number, is_short) for number, run in enumerate(runs)]
-            turns.append(tuple(again))
-    return turns
-
-
-def _again(turns: Sequence[tuple[float, ...]], run: Run, number: int, is_short: bool) -> float:
-    """The time of a call; of one that was far slower than the last, what it took at least."""
-    taken = [turn[number] for turn in turns]
-    if len(turns) >= CLEAR_ROUNDS and min(taken) > HOPELESS * max(turn[-1] for turn in turns):
-        return min(taken)
-    return _turn(run, is_short)
-
-
-def _is_settled(turns: Sequence[tuple[float, ...]]) -> bool:
-    """Whether the last call is surely no slower than the others."""
-    for turn in turns[:1]:
-        part = DECISIVE if _are_short(turn) else DECISIVE_LONG
-        if turn[-1] <= part * min(turn[:-1]):
-            return True
-    if len(turns) >= CLEAR_ROUNDS and all(t[-1] <= GAIN * min(t[:-1]) for t in turns):
-        return True
-    last = len(turns[0]) - 1 if turns else 0
-    return len(turns) >= FIRST_ROUNDS and all(
-        _of_turns(turns, n, last)[0] <= 1.0 for n in range(last)
-    )
-
-
-def _are_short(turn: Sequence[float]) -> bool:
-    return sum(turn) < SHORT * len(turn) / 2
+) -> Turns:
+    """The times of calls of models on the sample. warm, known: see `turns.taken`."""
+    with sample.running(*models), torch.no_grad():
+        return turns.taken(runs, warm, known)
 
 
 def _built(
@@ -342,25 +256,5 @@ def paired_runs(
     first: Run, second: Run, sample: SampleInput, *models: nn.Module
 ) -> tuple[float, float, float]:
     """The same of calls of models on the sample."""
-    runs = (first, second)
-    measure.hold_heap()
     with sample.running(*models), torch.no_grad():
-        for run in runs:
-            run()
-        is_short = sum(map(_seconds, runs)) < SHORT
-        pairs = [(_turn(runs[0], is_short), _turn(runs[1], is_short)) for _ in range(ROUNDS)]
-    return _of_turns(pairs, 0, 1)
-
-
-def _turn(run: Run, is_short: bool) -> float:
-    """Seconds of a call: a short one after another of the same model, as in a program's loop, where
-    its weights lie in the caches still."""
-    if is_short:
-        run()
-    return _seconds(run)
-
-
-def _seconds(run: Run) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+        return turns.compared(turns.all_rounds([first, second]), 0, 1)

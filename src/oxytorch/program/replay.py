@@ -20,6 +20,7 @@ from ..graph.code import can_watch
 from ..graph.errors import CaptureError
 from ..graph.forward import AroundForward
 from ..graph.state import State
+from ..rewriting import turns
 from .before import Before
 from .calls import Form, Recording, form_of
 from .codes import Codes
@@ -54,9 +55,11 @@ class Replay(AroundForward):
     form is captured when it is seen for the second time.
 
     layers: those that multiply bytes.
+    must_gain: whether programs go that take longer than the module's own code.
     """
 
     layers: Layers | None = None
+    must_gain = False
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -94,9 +97,12 @@ class Replay(AroundForward):
         with torch.no_grad(), self._in_place():
             try:
                 try:
-                    return self._prepared(call, written)
+                    seconds = self._prepared(call, written)
                 except CaptureError:  # what is made at the first call may be refused, or be new
-                    return self._prepared(call, None)
+                    seconds = self._prepared(call, None)
+                if self.must_gain:
+                    self._refuse_loss(call)
+                return seconds
             except CaptureError:
                 raise
             except Exception as error:
@@ -351,6 +357,8 @@ class Replay(AroundForward):
                 codes.add(look.codes)
                 forms = look.forms or self._watched(codes, call)
                 self._add(call, Seen(recording, value, forms), codes)
+                if self.must_gain:
+                    self._refuse_loss(call)
             except CaptureError as error:
                 self._refused[call.form] = str(error)
                 return (value,)
@@ -359,6 +367,35 @@ class Replay(AroundForward):
                 first = str(error).strip().partition("\n")[0]
                 self._refused[call.form] = f"a run of it fails, {type(error).__name__}: {first}"
             return (value,)
+
+    def _refuse_loss(self, call: ModuleCall) -> None:
+        """Time a program that was just made beside the module's own code. Where that takes no
+        longer, the program goes, and CaptureError is raised."""
+        (program, output), *others = self._programs[call.form]
+        state = self._state
+        assert state is not None
+
+        def own() -> Any:
+            return self.forward(*call.args, **call.kwargs)
+
+        def ours() -> Any:
+            _, tensors = form_of_call(call.args, call.kwargs)
+            results = program(tensors) if state.is_current() else None
+            if results is None:
+                raise CaptureError("a further run of its operators gives other values")
+            return output.rebuilt(results)
+
+        try:
+            ratio, before, after = turns.compared(turns.taken((own, ours), warm=(0, 1)), 0, 1)
+            if ratio > 1.0:
+                times = turns.in_words(ratio, before, after)
+                raise CaptureError(f"its program is not faster: {times}")
+        except BaseException:
+            self._programs[call.form] = others
+            if not self.programs():  # with what it has packed
+                self._programs.clear()
+                self._builder = self._new_builder()
+            raise
 
     def _run_once(
         self, call: ModuleCall, looks_on: bool = True
@@ -449,7 +486,8 @@ class Replay(AroundForward):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("module", "inner")}
+        kept = ("module", "inner", "must_gain")
+        return {name: self.__dict__[name] for name in kept if name in self.__dict__}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

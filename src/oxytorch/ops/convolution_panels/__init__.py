@@ -13,10 +13,10 @@ from .._autocast import Autocast
 from .._binding import with_kernel
 from .._op import Cost, Sample, nbytes, register
 from .._samples import shape_name, values
-from ..windows import channels_last, convolved, positions, result_count, sample_geometry
 from ..panels import layout
 from ..panels.epilogues import ADDED
 from ..panels.formats import PLAIN, PLAIN_NAMES
+from ..windows import channels_last, convolved, positions, result_count, sample_geometry
 
 
 def matrix_of(weight: Tensor, groups: int = 1) -> Tensor:

@@ -12,8 +12,8 @@ from .._autocast import Autocast
 from .._binding import with_kernel
 from .._op import Cost, Sample, nbytes, register
 from .._samples import shape_name, values
-from ..windows import channels_last, convolved, positions, result_count, sample_geometry
 from ..panels.epilogues import ADDED
+from ..windows import channels_last, convolved, positions, result_count, sample_geometry
 
 
 @with_kernel

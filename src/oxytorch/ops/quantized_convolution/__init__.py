@@ -14,10 +14,10 @@ from .._op import Cost, Sample, nbytes, register
 from .._quantized import NUMBERS, pack_weight, result_of, sample_numbers
 from .._quantized import padded as padded_outputs
 from .._samples import shape_name
-from ..windows import channels_last, padded, positions, result_count, sample_geometry
 from ..convolution_panels import matrix_of
 from ..panels import layout
 from ..panels.epilogues import ADDED
+from ..windows import channels_last, padded, positions, result_count, sample_geometry
 
 MOST_LINES = 64
 """Positions of a kernel for each channel by itself in all but the last size."""

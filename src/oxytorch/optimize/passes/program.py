@@ -2,12 +2,14 @@
 
 Its operators, as they run on the sample input, are fused and called one after the other without its
 Python code. Calls of other forms run the model's own code when they are seen first, and a program
-from then on, which those that differ in sizes alone share.
+from then on, which those that differ in sizes alone share. Without a sample input all calls are of
+such forms.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import chain
 
 import torch
 from torch import nn
@@ -15,17 +17,32 @@ from torch import nn
 from ...graph.errors import CaptureError
 from ...program.replay import Replay
 from ...rewriting import measure
+from ...rewriting.changes import QUANTIZED, log_of
 from ..context import OptimizeContext
 from ..sample import SampleInput
 from ..text_models import core_call, core_of
 from . import boundaries, cast, lstm
+from .precision import CONVOLUTIONS
+
+LEAST_WEIGHTS = 1 << 18
+"""Weights of convolutions from which on a model can be large enough for a program to gain: it looks
+at each call at what the model's Python can read."""
+
+
+def suits(model: nn.Module) -> bool:
+    """Whether a program is what makes a model faster: convolutions hold most of its weights, which
+    by themselves gain little, since each has to return its results in torch's order in memory."""
+    tensors = chain(model.parameters(), model.buffers())
+    if log_of(model, QUANTIZED) is not None or any(t.device.type != "cpu" for t in tensors):
+        return False
+    layers = (module for module in model.modules() if isinstance(module, CONVOLUTIONS))
+    own = {p for layer in layers for p in layer._parameters.values() if p is not None}
+    weights, everything = (sum(p.numel() for p in each) for each in (own, model.parameters()))
+    return weights >= LEAST_WEIGHTS and 2 * weights >= everything
 
 
 def run(context: OptimizeContext) -> None:
     sample, model = context.sample, context.model
-    if sample is None:
-        context.skipped("program", model, "needs sample_input to see what the model's code does")
-        return
     if any(isinstance(module, torch.jit.ScriptModule) for module in context.paths):
         context.skipped("program", model, "a part of it is TorchScript's")
         return
@@ -52,13 +69,17 @@ def run(context: OptimizeContext) -> None:
     context.is_program = True
     context.closed.update(parts)
     context.closed_roots = []
-    context.applied(
-        "program", root, "one program for this input signature; oxytorch.graph.explain shows it"
-    )
+    made = "for this input signature; oxytorch.graph.explain shows it"
+    if sample is None:
+        made = "for each input signature, made at its second call"
+    context.applied("program", root, f"one program {made}")
 
 
-def _captured(context: OptimizeContext, sample: SampleInput) -> Replay:
-    """Convert the model and make its program, or leave it as it is and raise CaptureError."""
+def _captured(context: OptimizeContext, sample: SampleInput | None) -> Replay:
+    """Convert the model and make its program, or leave it as it is and raise CaptureError.
+
+    Without a sample the program is made later, of a call.
+    """
     model = context.model
     with context.all_or_nothing() if context.reverts else nullcontext():
         if "cast" in context.passes:
@@ -67,6 +88,9 @@ def _captured(context: OptimizeContext, sample: SampleInput) -> Replay:
         context.separate(model)
         core = core_of(model)  # whose caller takes a dictionary and writes to it
         replay = context.replays(model if core is None else core)
+        replay.must_gain = context.must_gain
+        if sample is None:
+            return replay
         measure.hold_heap()
         call = sample.call if core is None else core_call(model, core, sample)
         with sample.learning(model) as written:

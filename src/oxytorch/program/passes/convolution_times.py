@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.windows import channels_last
 from ...ops.convolution_panels import matrix_of
 from ...ops.linear import supports
 from ...ops.panels.formats import PLAIN_NAMES
 from ...ops.panels.layout import OUTPUTS
+from ...ops.windows import channels_last
 from ...rewriting import measure
 from ...rewriting.measure import CLEAR_GAIN, GAIN, about, first_win, numbers, seconds_of
 from ..program import Step

@@ -25,7 +25,7 @@ from ...program.inputs import ModuleCall
 from ...program.passes.quantized_layers import Layers, Quantized
 from ...program.passes.recurrent import SLOWER
 from ...program.replay import Replay
-from ...rewriting import measure
+from ...rewriting import measure, turns
 from ...rewriting.changes import forwards_set
 from ...rewriting.copies import InPlace, Separation, copied
 from ...rewriting.measure import steady_heap
@@ -263,7 +263,7 @@ def _keep_faster(model: nn.Module, replay: QuantizedReplay, sample: SampleInput)
             sample.given_to(model)
 
     ratio, *_ = tune.paired_runs(partial(call, replay), partial(call, other), sample, model)
-    if ratio <= tune.GAIN:
+    if ratio <= turns.GAIN:
         replay.take_over(other)
 
 
