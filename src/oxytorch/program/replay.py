@@ -92,8 +92,7 @@ class Replay(AroundForward):
             call = ModuleCall.of(args, kwargs)
         except ForeignError as error:
             raise CaptureError(str(error)) from None
-        if self._is_special():
-            raise CaptureError("a module has a hook or is in training mode")
+        self.check_plain()
         with torch.no_grad(), self._in_place():
             try:
                 try:
@@ -478,6 +477,11 @@ class Replay(AroundForward):
                 del places["forward"]
             else:
                 places["forward"] = before
+
+    def check_plain(self) -> None:
+        """Raises CaptureError where no call is captured for now."""
+        if self._is_special():
+            raise CaptureError("a module has a hook or is in training mode")
 
     def _is_special(self) -> bool:
         """Whether a module has a hook or is in training mode, for now."""

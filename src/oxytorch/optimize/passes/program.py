@@ -27,18 +27,27 @@ from .precision import CONVOLUTIONS
 LEAST_WEIGHTS = 1 << 18
 """Weights of convolutions from which on a model can be large enough for a program to gain: it looks
 at each call at what the model's Python can read."""
+LEAST_SHARE = 0.25
+"""Part of the weights, but for embeddings, that belong to convolutions where a program is what
+makes a model faster. By themselves they gain little: each has to return its results in torch's
+order in memory. Linear layers gain most of it without one, and have one copy of their weights."""
 
 
 def suits(model: nn.Module) -> bool:
-    """Whether a program is what makes a model faster: convolutions hold most of its weights, which
-    by themselves gain little, since each has to return its results in torch's order in memory."""
+    """Whether a model runs as programs where nothing else is asked for."""
     tensors = chain(model.parameters(), model.buffers())
     if log_of(model, QUANTIZED) is not None or any(t.device.type != "cpu" for t in tensors):
         return False
-    layers = (module for module in model.modules() if isinstance(module, CONVOLUTIONS))
-    own = {p for layer in layers for p in layer._parameters.values() if p is not None}
-    weights, everything = (sum(p.numel() for p in each) for each in (own, model.parameters()))
-    return weights >= LEAST_WEIGHTS and 2 * weights >= everything
+    weights = _weights_of(model, CONVOLUTIONS)
+    others = _weights_of(model, nn.Module) - _weights_of(model, (nn.Embedding, nn.EmbeddingBag))
+    return weights >= max(LEAST_WEIGHTS, LEAST_SHARE * others)
+
+
+def _weights_of(model: nn.Module, kinds: type | tuple[type, ...]) -> int:
+    """The elements of the parameters of all modules of some kinds."""
+    modules = (module for module in model.modules() if isinstance(module, kinds))
+    own = {p for module in modules for p in module._parameters.values() if p is not None}
+    return sum(p.numel() for p in own)
 
 
 def run(context: OptimizeContext) -> None:
@@ -90,6 +99,7 @@ def _captured(context: OptimizeContext, sample: SampleInput | None) -> Replay:
         replay = context.replays(model if core is None else core)
         replay.must_gain = context.must_gain
         if sample is None:
+            replay.check_plain()
             return replay
         measure.hold_heap()
         call = sample.call if core is None else core_call(model, core, sample)

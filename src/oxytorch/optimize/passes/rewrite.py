@@ -41,6 +41,8 @@ class _Home:
 
 def run(context: OptimizeContext) -> None:
     record = context.run
+    if context.is_program:
+        return
     if record is None:
         context.skipped("fuse", context.model, context.why_no_run)
         return
