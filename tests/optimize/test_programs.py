@@ -640,11 +640,6 @@ def test_a_value_that_code_reads_decides_which_program_runs() -> None:
     assert 1 < len(replay.programs()) <= 4
 
 
-def test_graph_needs_a_sample() -> None:
-    with pytest.raises(ValueError, match="graph=True expected a sample_input"):
-        oxytorch.optimize(_mlp(), graph=True)
-
-
 def _aliased(x: Tensor) -> Tensor:
     y = x * 2.0
     top = y[:1]

@@ -10,8 +10,10 @@ import functools
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from .watched import PLAIN
 
 COUNTS_ITS_WRITES = "counts_its_writes"
 """Attribute of optimizers that take `fused=True` and raise the versions themselves."""
@@ -33,5 +35,5 @@ def _count(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 
 def _is_written(parameter: Tensor) -> bool:
     """Whether a step wrote to a parameter, and no class of its own has seen that."""
-    is_plain = type(parameter) in (Tensor, nn.Parameter) and not parameter.is_inference()
+    is_plain = type(parameter) in PLAIN and not parameter.is_inference()
     return is_plain and parameter.grad is not None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .no_modes import no_modes
+from .watched import PLAIN
 
 
 def bytes_over(address: int, count: int, release: Callable[..., Any], *given: Any) -> Tensor:
@@ -29,7 +30,7 @@ def bytes_over(address: int, count: int, release: Callable[..., Any], *given: An
 
 def is_part(tensor: Tensor) -> bool:
     """Whether a plain CPU tensor is a view of a part of its storage."""
-    is_plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    is_plain = type(tensor) in PLAIN and tensor.layout == torch.strided
     if not is_plain or tensor.device.type != "cpu" or tensor.numel() == 0:
         return False
     return tensor.untyped_storage().nbytes() > tensor.nbytes

@@ -18,6 +18,7 @@ from .fields import Fields
 from .no_modes import DYNAMO, no_modes
 from .operators import PlainArguments, uses_of
 from .own_storage import is_aliased, usable_anywhere
+from .watched import is_parameter
 
 _Self = TypeVar("_Self", bound="PackedTensor")
 _aten = torch.ops.aten
@@ -453,7 +454,7 @@ def why_not_plain(weight: object) -> str | None:
     """Return why a module's weight cannot be packed, whatever the format, or None if it can."""
     if weight is None:
         return "its weight is recomputed at each call (a parametrization)"
-    if type(weight) is not torch.nn.Parameter:
+    if not is_parameter(weight):
         return f"its weight is a {type(weight).__name__}"
     if weight.device.type != "cpu":
         return f"its weight is on {weight.device}"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._library import functions_in_known_torch
+from .watched import is_parameter
 from .words import keys_of, set_offsets
 
 PackedCall = Callable[[Any, nn.Module, dict[str, Any]], Any]
@@ -74,7 +75,7 @@ def packed_call(module: nn.Module, product: PackedProduct, watched: Watched) -> 
         return None
     set_offsets(library)
     bias = module._parameters.get("bias")
-    is_plain = bias is None or type(bias) is nn.Parameter
+    is_plain = bias is None or is_parameter(bias)
     if not is_plain or not library.oxytorch_can_call_packed(product.format is not None):
         return None
     objects: dict[str, Any] = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from .watched import PLAIN
 
 SMALL = 64 << 10
 """Bytes up to which a plain tensor is compared by its values, which sees every write. A larger one
@@ -41,7 +43,7 @@ def is_small(tensor: Tensor) -> bool:
     return (
         tensor.layout == torch.strided
         and tensor.device.type == "cpu"
-        and type(tensor) in (Tensor, nn.Parameter)
+        and type(tensor) in PLAIN
         and tensor.is_contiguous()
         and tensor.nbytes <= SMALL
     )

@@ -17,6 +17,7 @@ from ..core.converted import Conversion
 from ..core.layer_functions import functions_of
 from ..core.packed import PackedTensor, packed_later
 from ..core.reordered import ReorderedTensor
+from ..core.watched import is_parameter
 
 _torch: Any = torch._C  # its stubs lack functions
 
@@ -156,7 +157,7 @@ class Forward(OwnSignature):
             if _FUNCTIONAL[name] is not function:
                 return False
         bias = self.module._parameters.get("bias", False) if self._has_bias else None
-        is_usual = bias is None or (type(bias) is nn.Parameter and bias.dim() == 1)
+        is_usual = bias is None or (is_parameter(bias) and bias.dim() == 1)
         return bias if is_usual else False
 
     def _repack(self) -> None:
@@ -164,7 +165,7 @@ class Forward(OwnSignature):
         lost, self._lost = self._lost, {}
         for name, (kind, fields) in lost.items():
             plain = self.module._parameters.get(name)
-            if type(plain) is nn.Parameter and plain.device.type == "cpu":
+            if is_parameter(plain) and plain.device.type == "cpu":
                 # Layers that share a weight find the one that was made of it.
                 made = plain.__dict__.get("_oxytorch_packed")
                 if made is None:

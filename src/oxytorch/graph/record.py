@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..core.modes import OwnDispatchMode
+from ..core.watched import PLAIN
 from .code import CodeWatch, is_constant
 from .state import written_to
 from .steps import Held, Other, RecordedCall, RecordedStep, RecordedValue
@@ -154,7 +155,7 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
     # Values.
 
     def _keep(self, tensor: Tensor) -> None:
-        if tensor.layout == torch.strided and type(tensor) in (Tensor, nn.Parameter):
+        if tensor.layout == torch.strided and type(tensor) in PLAIN:
             self._kept.add(_storage(tensor))
 
     def _new(self, tensor: Tensor) -> RecordedValue:

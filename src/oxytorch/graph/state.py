@@ -23,11 +23,12 @@ from torch.utils import _pytree as pytree
 from ..core.modes import FunctionsTo, OwnDispatchMode
 from ..core.operators import uses_of
 from ..core.packed import PackedTensor
+from ..core.watched import PLAIN
 
 Path = tuple[Any, ...]
 """Where a tensor is held: attributes, keys and places, from a root on."""
 
-_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+_PLAIN = (*PLAIN, nn.Buffer)
 _CONSTANT = frozenset(
     [type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size,
      torch.layout, torch.memory_format, range, slice]

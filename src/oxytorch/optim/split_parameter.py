@@ -22,6 +22,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from ..core.gradients import give_gradient
 from ..core.modes import is_transformed
+from ..core.watched import WatchedParameter, asks, set_memory
 from ..ops.optimizer_step import formats
 from . import sharding, split_functions, split_storage, split_views
 from .compiler import never_compiled_alone
@@ -35,23 +36,6 @@ from .split_contexts import (
     is_whole_alone,
 )
 from .split_views import Join, UpperHalf
-
-
-class WatchedParameter(nn.Parameter):
-    """A parameter whose version counts writes through `.data` too."""
-
-    def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
-        """A plain parameter: only one that exists becomes watched (`watch`, `split`)."""
-        return nn.Parameter(data, requires_grad)
-
-    @property
-    def data(self) -> Tensor:
-        """The values, with the parameter's version."""
-        return self.detach()
-
-    @data.setter
-    def data(self, value: Tensor) -> None:
-        _set_memory(self, value)
 
 
 class SplitParameter(WatchedParameter):
@@ -84,7 +68,7 @@ class SplitParameter(WatchedParameter):
         with plainly():
             upper, low_bits = formats.split(weight.detach().float())
             self._master.leave()
-            _set_memory(self, upper)
+            set_memory(self, upper)
         self._master = MasterWeight(self, low_bits)
 
     def _take_back(self, value: ShownWeight) -> bool:
@@ -98,7 +82,7 @@ class SplitParameter(WatchedParameter):
             master.show()
             self._master.leave()
             with plainly():
-                _set_memory(self, master.upper)
+                set_memory(self, master.upper)
             master.enter(self)
             self._master = master
         return True
@@ -111,7 +95,7 @@ class SplitParameter(WatchedParameter):
         if is_upper_half():
             with as_plain():
                 return super().detach()
-        if _asks(nn.Parameter.__new__, sys._getframe(1)):
+        if asks(nn.Parameter.__new__, sys._getframe(1)):
             raise TypeError(
                 "Parameter: expected a tensor, got a split weight; pass p.detach().clone()"
             )
@@ -161,7 +145,7 @@ class ShownWeight(Tensor):
     @data.setter
     def data(self, value: Tensor) -> None:
         _refuse("data", (self,))
-        _set_memory(self, value)
+        set_memory(self, value)
 
     def set_(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: who stands for the weight keeps its memory."""
@@ -345,17 +329,9 @@ def _refuse(name: str, args: Any) -> None:
         raise TypeError(f"{name}: expected no split weight; {split_functions.REFUSED[name]}")
 
 
-def _asks(function: Any, frame: Any) -> bool:
-    """Whether a frame is that of a function, or of a default device's mode that the function is
-    called under."""
-    while frame.f_globals.get("__name__") == "torch.utils._device":
-        frame = frame.f_back
-    return frame.f_code is function.__code__
-
-
 def _refuse_parametrization() -> None:
     """Tells torch.nn.utils.parametrize, which asks for the dtype before it changes anything."""
-    if _asks(ParametrizationList.__init__, sys._getframe(3)):
+    if asks(ParametrizationList.__init__, sys._getframe(3)):
         raise TypeError(
             "register_parametrization: expected a layer without split weights; register "
             "parametrizations (weight_norm, spectral_norm, orthogonal) before oxytorch.optimize, "
@@ -500,24 +476,11 @@ def _shown(master: MasterWeight, whole: Tensor, values: Tensor | None = None) ->
 UpperHalf.call = staticmethod(_call)
 
 
-def _set_memory(parameter: Tensor, value: Tensor) -> None:
-    # The property of a plain tensor, which the classes above hide.
-    memory: Any = torch._C.TensorBase.data
-    with as_plain():
-        memory.__set__(parameter, value)
-
-
-def watch(parameter: Tensor) -> None:
-    """Makes writes through `.data` count as writes, where the parameter is a plain one."""
-    if type(parameter) is nn.Parameter:
-        parameter.__class__ = WatchedParameter
-
-
 def split(parameter: Any) -> None:
     """Makes a plain float32 parameter the upper half of its weight, in place."""
     with plainly():
         upper, low_bits = formats.split(parameter)
-    _set_memory(parameter, upper)
+    set_memory(parameter, upper)
     parameter.__class__ = SplitParameter
     parameter._master = MasterWeight(parameter, low_bits)
 
@@ -532,7 +495,7 @@ def join(parameter: Any) -> None:
         del parameter._master
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]
         gradient, parameter.grad = parameter.grad, None
-        _set_memory(parameter, weight)
+        set_memory(parameter, weight)
         if parameter.grad_dtype is None:  # by `_set_gradient`
             parameter.grad_dtype = torch.float32
         give_gradient(parameter, gradient)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.watched import watch
 from ..ops.optimizer_step import formats
 from ..ops.optimizer_step.reference import operands_of
-from . import sharding, split_parameter
+from . import sharding
 from .batch import SCALES
 from .gpu.step_cache import is_planned
 from .groups import Group
@@ -129,7 +130,7 @@ class StateStore:
         if type(parameter) is SplitParameter:
             parameter._master = master
         else:
-            split_parameter.watch(parameter)
+            watch(parameter)
             self.masters[parameter] = master
         return master
 

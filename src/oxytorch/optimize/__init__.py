@@ -17,6 +17,7 @@ from ..core.modes import with_normal_tensors
 from ..graph.state import random_unmoved
 from ..program.call_report import call_report
 from ..program.model import ProgramModel
+from ..program.replay import Replay
 from ..rewriting import predecessor
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
 from ..rewriting.copies import InPlace, Separation, copied
@@ -304,6 +305,9 @@ def undo(model: _Model) -> _Model:
             "optimize makes a frozen copy; use the module that it was given"
         )
     attribute, log = _last_log(model, "undo")
+    for forward in [module.__dict__.get("forward") for module in model.modules()]:
+        if isinstance(forward, Replay):
+            forward.release()
     log.undo()
     delattr(model, attribute)
     return model

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ..core.interruption import pass_on_interruption
 from ..core.layer_functions import replaced_in
+from ..core.watched import is_parameter
 from ..graph.boundary import Boundary
 from ..graph.fused import Folded
 from ..graph.patterns import Match
@@ -258,7 +259,7 @@ class OptimizeContext:
             (m, {**m._parameters}, {**m._buffers}, m.__dict__.get("forward")) for m in self.paths
         ]
         values: list[tuple[Tensor, Tensor, Tensor | None]] = [
-            (p, p.data, p.grad) for p in self.model.parameters() if type(p) is nn.Parameter
+            (p, p.data, p.grad) for p in self.model.parameters() if is_parameter(p)
         ]
         values += [(b, b.data, b.grad) for b in self.model.buffers()]
         changes, entries = len(self.log.changes), len(self.log.report.entries)

@@ -22,6 +22,7 @@ from torch.optim.optimizer import Optimizer
 
 from .. import optim
 from ..core.interruption import pass_on_interruption
+from ..core.watched import is_parameter
 from ..graph.forward import OwnSignature
 from ..optim import pending_splits, split_parameter
 from ..optim.compiler import never_compiled_alone
@@ -329,7 +330,7 @@ def _refusal(module: nn.Module) -> str | None:
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.embedding_dim < _FEATURES:
         return f"rows of fewer than {_FEATURES} columns are numbers more often than features"
     for parameter in filterfalse(_is_split, _floats(module)):
-        if type(parameter) is not nn.Parameter or parameter.device.type not in _DEVICES:
+        if not is_parameter(parameter) or parameter.device.type not in _DEVICES:
             return f"holds a {type(parameter).__name__} on {parameter.device}"
         if parameter.dtype != torch.float32:
             return f"its parameters are {str(parameter.dtype).removeprefix('torch.')} already"

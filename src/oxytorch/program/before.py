@@ -6,9 +6,10 @@ from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..core.sources import MISSING
+from ..core.watched import PLAIN
 from .inputs import ModuleCall
 
 
@@ -17,11 +18,7 @@ class Before:
 
     def __init__(self, module: nn.Module, call: ModuleCall) -> None:
         self._inputs = [(t, t.detach().clone()) for t in call.tensors]
-        plain = (
-            t
-            for t in (*module.parameters(), *module.buffers())
-            if type(t) in (Tensor, nn.Parameter)
-        )
+        plain = (t for t in (*module.parameters(), *module.buffers()) if type(t) in PLAIN)
         self._held = [(t, t._version) for t in plain if not t.is_inference()]
         owned = [m.__dict__ for m in module.modules()]
         inner = [v for own in owned for v in own.values() if isinstance(v, (dict, list, set))]

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..core.watched import PLAIN
 from ..graph.errors import CaptureError
 from .calls import TensorRef as Recorded
 from .capture import Given, Outputs, steps_of
@@ -41,7 +42,7 @@ def can_trace(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Whether a graph may be traced here: its results ask for no gradients, its sizes are known,
     and its inputs are plain tensors of the processor."""
     return (
-        all(type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" for x in example_inputs)
+        all(type(x) in PLAIN and x.device.type == "cpu" for x in example_inputs)
         and all(x.layout == torch.strided and not x.is_quantized for x in example_inputs)
         and not (torch.is_grad_enabled() and any(x.requires_grad for x in example_inputs))
         and not any(node.target in _SWITCHES for node in graph.graph.nodes)
@@ -98,7 +99,7 @@ def traced_steps(graph: fx.GraphModule) -> Traced:
 def _attribute(owner: Any, path: str) -> Tensor:
     for name in path.split("."):
         owner = getattr(owner, name)
-    if type(owner) not in (Tensor, nn.Parameter):
+    if type(owner) not in PLAIN:
         raise CaptureError(f"{path} is a {type(owner).__name__}")
     found: Tensor = owner
     return found

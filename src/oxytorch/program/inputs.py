@@ -8,8 +8,9 @@ from itertools import filterfalse
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ..core.watched import PLAIN
 from .outputs import CONSTANTS
 
 
@@ -64,7 +65,7 @@ def without_sizes(form: Hashable) -> Hashable:
 
 def _described(value: Any, tensors: list[Tensor]) -> Hashable:
     kind = type(value)
-    if kind is Tensor or kind is nn.Parameter:
+    if kind in PLAIN:
         if value.is_nested or value.layout != torch.strided or value.device.type != "cpu":
             raise ForeignError("an input is no plain tensor on the CPU")
         if value.__dict__ and (own := sorted(filterfalse(_is_note_of_torch, value.__dict__))):

@@ -8,10 +8,11 @@ from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..core.modes import is_unseen
+from ..core.watched import PLAIN
 from .capture import Given, Outputs
 from .derived import Derived
 from .passes import improve, split
@@ -118,7 +119,7 @@ class Placed:
 def _is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is one of a CPU whose memory holds what it reads as."""
     return (
-        type(tensor) in (Tensor, nn.Parameter)
+        type(tensor) in PLAIN
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
         and not (tensor.is_neg() or tensor.is_conj() or tensor.is_nested or tensor._is_zerotensor())

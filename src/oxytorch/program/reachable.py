@@ -36,6 +36,7 @@ from .. import config
 from ..core.layer_functions import functions_of
 from ..core.packed import PackedTensor
 from ..core.sources import GLOBAL_HOOKS, MISSING, Places
+from ..core.watched import PLAIN
 from ..core.words import has_no_attributes
 from ..graph.errors import CaptureError
 from .code_names import global_names, imported_names
@@ -287,7 +288,7 @@ class Reachable:
             self._packed.append(tensor)
             # `torch.utils.swap_tensors` leaves nothing of a tensor but the object.
             self._places.attributes.append((tensor, "__dict__", tensor.__dict__))
-        elif type(tensor) not in (Tensor, nn.Parameter):
+        elif type(tensor) not in PLAIN:
             raise CaptureError(f"its code can read a {type(tensor).__name__}")
 
     def _module(self, module: nn.Module) -> None:

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from ..core.interruption import pass_on_interruption
 from ..core.modes import is_plain_inference, own_code
 from ..core.sources import GLOBAL_HOOKS, MISSING
+from ..core.watched import unwatch, watch
 from ..graph.code import can_watch
 from ..graph.errors import CaptureError
 from ..graph.forward import AroundForward
 from ..graph.state import State
-from ..rewriting import turns
+from ..rewriting import measure, turns
 from .before import Before
 from .calls import Form, Recording, form_of
 from .codes import Codes
@@ -76,6 +77,7 @@ class Replay(AroundForward):
         self._patience = Patience()
         self._state: Reachable | None = None
         self._codes = Codes()
+        self._ids_watched: set[int] = set()
 
     def _new_builder(self) -> Programs:
         return Programs()
@@ -93,6 +95,7 @@ class Replay(AroundForward):
         except ForeignError as error:
             raise CaptureError(str(error)) from None
         self.check_plain()
+        self._watch()
         with torch.no_grad(), self._in_place():
             try:
                 try:
@@ -247,6 +250,7 @@ class Replay(AroundForward):
         than it was asked for.
         """
         self._patience.tries += 1
+        self._watch()
         codes = Codes()
         with codes.watching():
             value = self.forward(*call.args, **call.kwargs)
@@ -370,6 +374,8 @@ class Replay(AroundForward):
     def _refuse_loss(self, call: ModuleCall) -> None:
         """Time a program that was just made beside the module's own code. Where that takes no
         longer, the program goes, and CaptureError is raised."""
+        if not measure.TIMED:
+            return
         (program, output), *others = self._programs[call.form]
         state = self._state
         assert state is not None
@@ -477,6 +483,17 @@ class Replay(AroundForward):
                 del places["forward"]
             else:
                 places["forward"] = before
+
+    def _watch(self) -> None:
+        """Have writes to parameters through `.data` seen."""
+        self._ids_watched.update(id(p) for p in self.module.parameters() if watch(p))
+
+    def release(self) -> None:
+        """Leave the parameters as they were found."""
+        for parameter in self.module.parameters():
+            if id(parameter) in self._ids_watched:
+                unwatch(parameter)
+        self._ids_watched.clear()
 
     def check_plain(self) -> None:
         """Raises CaptureError where no call is captured for now."""

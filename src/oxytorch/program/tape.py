@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..core.interruption import pass_on_interruption
 from ..core.modes import FunctionsTo, OwnDispatchMode, recording, with_normal_tensors
+from ..core.watched import PLAIN
 from ..graph.code import go_on_watching, stop_watching
 from ..graph.errors import CaptureError
 from .calls import (
@@ -182,7 +183,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         """The value that stands for a tensor; one not seen before comes from outside."""
         found = self._values.get(id(tensor))
         if found is None:
-            if type(tensor) not in (Tensor, nn.Parameter):
+            if type(tensor) not in PLAIN:
                 raise CaptureError(f"an operator takes a {type(tensor).__name__}")
             found = TensorRef("external", len(self.externals))
             self.externals.append(tensor)

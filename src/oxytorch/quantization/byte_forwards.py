@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..core.converted import converted
 from ..core.modes import must_run_plain
+from ..core.watched import is_parameter
 from ..graph.forward import Forward
 from ..graph.recognize import holds_its_parameters
 from ..graph.recommendation import is_plain_bag
@@ -103,7 +104,7 @@ class ByteRecurrentForward(RecurrentForward):
             and all(
                 parameters[name].is_packed()
                 if isinstance(parameters[name], GateWeight)
-                else name.startswith("bias") and type(parameters[name]) is nn.Parameter
+                else name.startswith("bias") and is_parameter(parameters[name])
                 for name in module._flat_weights_names
             )
         )

@@ -13,6 +13,7 @@ from ..core.gradients import give_gradient_of
 from ..core.interruption import pass_on_interruption
 from ..core.own_storage import is_aliased
 from ..core.packed import PackedTensor
+from ..core.watched import is_parameter
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr)
@@ -104,7 +105,7 @@ class InPlace:
 
 
 def _can_share(parameter: nn.Parameter) -> bool:
-    return type(parameter) is nn.Parameter and parameter.layout in _LAYOUTS
+    return is_parameter(parameter) and parameter.layout in _LAYOUTS
 
 
 def _aliased(model: nn.Module) -> frozenset[int]:

@@ -19,6 +19,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import ParametrizationList
 
 from ...core.modes import must_run_plain
+from ...core.watched import is_parameter
 from ...graph.forward import Forward
 from ...graph.recognize import Recognizer, convolution_of_module
 from ..context import OptimizeContext
@@ -349,7 +350,7 @@ class CastPoint(CastInput):
         if x.shape[2:].numel() != 1:
             return None
         weight, bias = self.module._parameters.get("weight"), self._bias()
-        if type(weight) is not nn.Parameter or weight.dtype is not x.dtype or bias is False:
+        if not is_parameter(weight) or weight.dtype is not x.dtype or bias is False:
             return None
         fits = x.dim() == weight.dim() and x.shape[1] == weight.shape[1]
         if not fits or not _is_point(self.module) or must_run_plain(x, weight, bias):

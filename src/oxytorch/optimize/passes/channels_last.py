@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...core.watched import is_parameter
 from ...graph.formats import ModelForward, kept
 from ...graph.forward import Forward
 from ..context import OptimizeContext
@@ -56,7 +57,7 @@ def run(context: OptimizeContext) -> None:
     for module in context.open_modules():
         weight = module._parameters.get("weight")
         format_ = _FORMATS.get(type(module))
-        if format_ is None or weight is None or type(weight) is not nn.Parameter:
+        if format_ is None or weight is None or not is_parameter(weight):
             continue
         if weight.is_contiguous(memory_format=format_):
             continue

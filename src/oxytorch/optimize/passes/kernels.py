@@ -12,6 +12,7 @@ from torch.nn import functional
 from ... import ops
 from ...core.modes import must_run_plain
 from ...core.sources import Sources
+from ...core.watched import is_parameter
 from ...graph.boundary import first_dtype, given_back
 from ...graph.forward import Forward
 from ...graph.fused import is_computed
@@ -236,7 +237,7 @@ class EmbeddingBagForward(Forward):
         weight: Any = module._parameters.get("weight")
         factors = per_sample_weights
         fits = (
-            type(weight) is nn.Parameter
+            is_parameter(weight)
             and weight.dtype in _DTYPES
             and weight.is_cpu
             and type(input) is torch.Tensor

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ...core.modes import must_run_plain
+from ...core.watched import is_parameter
 from ...graph.recognize import holds_its_parameters
 from ...graph.recurrent import RecurrentForward, input_and_state, states_fit, with_weights
 from ...ops.lstm import PackedLstmWeight, lstm, why_not_packed
@@ -26,7 +27,7 @@ def refusal(context: OptimizeContext, module: nn.LSTM) -> str | None:
     if not holds_its_parameters(module, module._flat_weights_names):
         return "LSTM: a weight is no parameter of it"
     for name, parameter in module._parameters.items():
-        if type(parameter) is not nn.Parameter:
+        if not is_parameter(parameter):
             return f"LSTM: {name} is a {type(parameter).__name__}"
         if parameter.device.type != "cpu":
             return f"LSTM: {name} is on {parameter.device}"

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ...core.packed import PackedTensor, why_not_plain
 from ...core.placement import note_freed
+from ...core.watched import is_parameter
 from ...graph.formats import ModelForward, has_other_order, is_last
 from ...graph.forward import with_parameters
 from ...graph.patterns import is_packable_convolution
@@ -410,7 +411,7 @@ def _cast_bias(context: OptimizeContext, module: nn.Module, dtype: torch.dtype) 
 def can_pack_beside(context: OptimizeContext, module: nn.Module) -> bool:
     """Whether a linear layer shares its weight with an embedding, which reads rows of it."""
     weight = module._parameters.get("weight")
-    if type(module) is not nn.Linear or type(weight) is not nn.Parameter:
+    if type(module) is not nn.Linear or not is_parameter(weight):
         return False
     owners = [owner for owner, _ in context.owners.get(id(weight), []) if owner is not module]
     return (
