@@ -13,6 +13,7 @@ import oxytorch
 from oxytorch.optimize import tune
 from oxytorch.optimize.passes import kernels
 from oxytorch.rewriting import measure
+from oxytorch.rewriting import turns as whole_turns
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +220,7 @@ def test_times_that_agree_are_believed_at_once(monkeypatch: pytest.MonkeyPatch) 
 def test_whole_models_are_timed_until_none_is_faster(
     turns: list[tuple[float, ...]], is_settled: bool
 ) -> None:
-    assert tune._is_settled(turns) is is_settled
+    assert whole_turns.is_settled(turns) is is_settled
 
 
 def test_what_takes_far_longer_is_timed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +267,7 @@ def test_one_that_is_clearly_the_fastest_ends_the_turns(monkeypatch: pytest.Monk
 def test_a_model_that_is_far_slower_is_timed_no_more(turns: int, times: int) -> None:
     calls: list[str] = []
     seen = [(3.0, 1.0), (2.5, 1.1)][:turns]
-    found = tune._again(seen, lambda: calls.append("slow"), 0, False)
+    found = whole_turns._again(seen, lambda: calls.append("slow"), 0, False)
     assert len(calls) == times and (found == 2.5) is not bool(times)
-    tune._again(seen, lambda: calls.append("last"), 1, False)
+    whole_turns._again(seen, lambda: calls.append("last"), 1, False)
     assert calls.pop() == "last"

@@ -25,7 +25,9 @@ _SETTINGS = (
     # Layers that keep their dtype among converted ones, by chance and not by time.
     ("oxytorch.optimize.passes.precision", "choose", _leave_a_third),
     # Which pass wins is chance with models this small: one round decides as well as nine.
-    ("oxytorch.optimize.tune", "ROUNDS", 1),
+    ("oxytorch.rewriting.turns", "ROUNDS", 1),
+    # Models of convolutions run as programs by default, small ones too.
+    ("oxytorch.optimize.passes.program", "LEAST_WEIGHTS", 0),
 )
 
 
