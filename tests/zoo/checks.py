@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import oxytorch
+from oxytorch.core.watched import WatchedParameter
 from oxytorch.graph.errors import DtypeError
 from oxytorch.optimize import PASSES
 
@@ -356,7 +357,8 @@ def _difference(original: nn.Module, module: nn.Module) -> str:
             return f"{name} removed or added"
         if parameter is None or other is None:
             continue
-        if type(parameter) is not type(other):
+        # One whose writes are counted is a plain one in all other ways.
+        if type(other) not in (type(parameter), WatchedParameter):
             return f"{name} is a {type(other).__name__}"
         if parameter.dtype != other.dtype or parameter.stride() != other.stride():
             return f"{name} of another dtype or layout"
