@@ -287,7 +287,7 @@ def _beside(weight: PackedTensor) -> str | None:
 
 
 def like_program(own: Geometry, size: tuple[int, ...], weight: torch.Tensor) -> Convolution:
-    """A layer of two dimensions or more as in a program, so that one of both is timed."""
+    """A layer as in a program, so that one of both is timed."""
     lists = own.stride, own.padding, own.dilation
     return Convolution(size, tuple(weight.shape), weight.dtype, *lists, own.groups)
 

@@ -171,11 +171,12 @@ def _times(context: OptimizeContext, module: nn.Module) -> Times:
     is_packed = pack.refusal(context, module) is None
     form = context.recognizer.linear(module)
     geometry = convolution_of_module(module)
-    if geometry is not None and weight.dim() > 3:
+    in_program = "program" in context.passes
+    if geometry is not None and (weight.dim() > 3 or in_program):
         shape = _size_of(module, weight, size)
         layer = pack.like_program(geometry, shape, weight)
         other = replace(layer, dtype=dtype)
-        return _convolution_times(layer, other, is_packed, "program" in context.passes)
+        return _convolution_times(layer, other, is_packed, in_program)
     make, numel, kind = (
         _convolution_input(module, weight, size)
         if form is None
