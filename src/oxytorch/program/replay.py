@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -268,7 +269,8 @@ class Replay(AroundForward):
             forms = None if value is None else _forms(value)
             self._before[form] = _Look(state, codes, forms)
         except CaptureError as error:
-            self._refused[form] = str(error)
+            if self._seen.get(form, 0) > 1:  # what code does at its first call alone is no reason
+                self._refused[form] = str(error)
 
     def _shared(self, call: ModuleCall) -> tuple[Any] | None:
         """Run the own code once, and look whether a program of other forms serves this one.
@@ -503,7 +505,7 @@ class Replay(AroundForward):
     def _is_special(self) -> bool:
         """Whether a module has a hook or is in training mode, for now."""
         return any(GLOBAL_HOOKS) or any(
-            m.training or m._forward_hooks or m._forward_pre_hooks for m in self.module.modules()
+            m.training or has_users_hooks(m) for m in self.module.modules()
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -534,6 +536,23 @@ def _forms(value: Any) -> list[Form]:
     except RuntimeError as error:  # of tensors of other kinds
         first = str(error).partition("\n")[0]
         raise CaptureError(f"its output cannot be recorded: {first}") from None
+
+
+def has_users_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks besides functions of the library that its class is from.
+
+    Those are its code, as the hooks with which transformers collects hidden states: what they do to
+    tensors is recorded, and what they read is looked at.
+    """
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    library = type(module).__module__.partition(".")[0]
+    return bool(hooks) and (
+        library in ("__main__", "torch")
+        or any(
+            type(hook) is not FunctionType or hook.__module__.partition(".")[0] != library
+            for hook in hooks
+        )
+    )
 
 
 def _moved_to_front(items: Any, position: int) -> list[Any]:
