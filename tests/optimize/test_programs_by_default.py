@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import oxytorch
 from oxytorch.core.watched import WatchedParameter
+from oxytorch.program import patience
 from oxytorch.program.replay import Replay
 from oxytorch.rewriting import measure, turns
 
@@ -347,3 +348,29 @@ def test_graph_without_a_sample() -> None:
     _close(fast, model, x)
     with pytest.raises(TypeError, match="expected graph to be True, False or None, got 'yes'"):
         oxytorch.optimize(model, graph="yes")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("graph", [None, True])
+def test_programs_that_nobody_asked_for_take_a_part_of_the_time(
+    graph: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = _net()
+    fast = oxytorch.optimize(net, graph=graph, sample_input=None if graph is None else _images(2))
+    replay = _program_of(fast)
+    assert replay is not None
+    monkeypatch.setattr(patience, "FREE_SECONDS", 0.0)
+    with torch.no_grad():
+        for side in range(16, 40):
+            fast(_images(1, side))
+    found = replay._patience
+    if graph is True:
+        assert found.tries >= 20
+    else:
+        assert 1 <= found.tries < 8
+        found.seconds, tries = 0.0, found.tries
+        for seconds, more in ((0.0, 0), (11 * found.spent, 1)):
+            found.seconds = seconds
+            with torch.no_grad():
+                fast(_images(1, 48))
+            assert found.tries == tries + more
+    _close(fast, net, _images(3, 20))

@@ -139,6 +139,7 @@ class Replay(AroundForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_plain_inference() or self.module.training:
             return self._run_stock(args, kwargs)
+        began = time.perf_counter()
         try:
             form, tensors = form_of_call(args, kwargs)
         except ForeignError:
@@ -166,6 +167,7 @@ class Replay(AroundForward):
                 return self._run_own(ModuleCall(args, kwargs, form, tensors), program, error)
             if results is not None:
                 self._patience.served += 1
+                self._patience.seconds += time.perf_counter() - began
                 self._misses.pop(form, None)
                 if position:
                     with self._lock:
@@ -233,16 +235,23 @@ class Replay(AroundForward):
         is_full = len(self._programs) >= MOST_FORMS if known == 0 else known >= MOST_PROGRAMS
         is_due = known > 0 or seen >= self._patience.waits
         is_wanted = form not in self._refused and not is_full and (is_due or seen == 1)
+        began = time.perf_counter()
         if not is_wanted or not self._may_try() or self._lock.locked():
-            return self.forward(*call.args, **call.kwargs)
-        if is_due and form in self._before:
-            return self._capture(call)[0]
-        found = self._shared(call)
-        return self._look(call) if found is None else found[0]
+            value = self.forward(*call.args, **call.kwargs)
+            self._patience.seconds += time.perf_counter() - began
+            return value
+        try:
+            if is_due and form in self._before:
+                return self._capture(call)[0]
+            found = self._shared(call)
+            return self._look(call) if found is None else found[0]
+        finally:
+            self._patience.spent += time.perf_counter() - began
 
     def _may_try(self) -> bool:
         """Whether a call may take longer, so that later ones are served by a program."""
-        return self._patience.has_tries() and can_watch() and not self._is_special()
+        has_tries = self._patience.has_tries(are_asked_for=not self.must_gain)
+        return has_tries and can_watch() and not self._is_special()
 
     def _look(self, call: ModuleCall) -> Any:
         """Run the module's own code, and note what it can have read, as it is behind the run.
