@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import oxytorch
 from oxytorch.core.watched import WatchedParameter
 from oxytorch.program import patience
+from oxytorch.program import replay as replay_module
 from oxytorch.program.replay import Replay
 from oxytorch.rewriting import measure, turns
 
@@ -374,3 +375,132 @@ def test_programs_that_nobody_asked_for_take_a_part_of_the_time(
                 fast(_images(1, 48))
             assert found.tries == tries + more
     _close(fast, net, _images(3, 20))
+
+
+def test_memory_that_another_tensor_holds_keeps_a_model_from_programs() -> None:
+    net, x = _net(), _images()
+    alias, reference = net.second.weight.data, copy.deepcopy(net)
+    left = oxytorch.optimize(net, inplace=True)
+    assert _program_of(left) is None
+    assert "the memory of a parameter is that of another tensor" in str(oxytorch.explain(left))
+    with torch.no_grad():
+        for _ in range(3):
+            left(x)
+        alias.mul_(2.0)
+        reference.second.weight.mul_(2.0)
+    _close(left, reference, x)
+    del alias
+    _served(oxytorch.optimize(oxytorch.undo(left), inplace=True), x)
+
+
+def test_an_alias_from_before_the_first_call_is_followed() -> None:
+    net, x = _net(), _images()
+    fast = oxytorch.optimize(net)
+    alias = fast.second.weight.data.view(-1)
+    _served(fast, x)
+    with torch.no_grad():
+        alias.mul_(2.0)
+        net.second.weight.mul_(2.0)
+    _close(fast, net, x)
+
+
+def test_copies_that_others_hold_have_no_program_until_these_let_go() -> None:
+    net, x = _net(), _images()
+    fast = pickle.loads(pickle.dumps(oxytorch.optimize(net)))
+    alias = fast.second.weight.data
+    with torch.no_grad():
+        for _ in range(4):
+            fast(x)
+        alias.mul_(2.0)
+        net.second.weight.mul_(2.0)
+    _close(fast, net, x)
+    line = "no program is made for now: the memory of a parameter is that of another tensor, too"
+    assert line in oxytorch.explain(fast).calls
+    del alias
+    _served(fast, x)
+    _close(fast, net, x)
+
+
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+def test_make_fx_traces_it_after_calls(pre_dispatch: bool) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    net, x = _net(), _images()
+    fast = oxytorch.optimize(net)
+    _served(fast, x)
+    with torch.no_grad():
+        traced = make_fx(fast, pre_dispatch=pre_dispatch)(x)
+        torch.testing.assert_close(traced(x), net(x), rtol=1e-4, atol=1e-5)
+    _served(fast, x)
+    with torch.no_grad():
+        fast.second.weight.data.mul_(2.0)
+        net.second.weight.mul_(2.0)
+    _close(fast, net, x)
+
+
+def test_an_error_while_code_is_looked_at_fails_no_call() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    class Augmenting(Net):
+        def forward(self, images: Tensor) -> Tensor:
+            if self.training and numpy.random.rand() < 0.5:  # a method of a class of Cython's
+                images = images.flip(-1)
+            return super().forward(images)
+
+    net, x = Augmenting().eval(), _images()
+    fast = oxytorch.optimize(net)
+    for _ in range(4):
+        _close(fast, net, x)
+    assert "its code can read a RandomState" in str(oxytorch.explain(fast))
+
+
+@pytest.mark.parametrize("where", ["Reachable", "Codes"])
+def test_whatever_fails_in_a_look_fails_no_call(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, x = _net(), _images()
+    fast = oxytorch.optimize(net)
+
+    def fails(*given: Any) -> Any:
+        raise ZeroDivisionError("not ours")
+
+    if where == "Codes":
+        monkeypatch.setattr(replay_module.Codes, "add", fails)
+    else:
+        monkeypatch.setattr(replay_module, "Reachable", fails)
+    for _ in range(4):
+        _close(fast, net, x)
+    assert "a run of it fails, ZeroDivisionError: not ours" in str(oxytorch.explain(fast).calls)
+
+
+def test_calls_that_have_no_program_say_why() -> None:
+    class Adding(Net):
+        def forward(self, images: Tensor, more: Any = None) -> Tensor:
+            return super().forward(images)
+
+    fast, x = oxytorch.optimize(Adding().eval()), _images()
+    with torch.no_grad():
+        for _ in range(3):
+            fast(x, iter([1]))
+    assert any("the latest call has no program: " in line for line in oxytorch.explain(fast).calls)
+
+
+def test_errors_name_types_as_torch_does() -> None:
+    net, x = _net(), _images()
+    fast = oxytorch.optimize(net)
+    _served(fast, x)
+    told = []
+    for model in (fast, net):
+        with torch.no_grad(), pytest.raises(TypeError) as raised:
+            model(None)
+        told.append(str(raised.value))
+    assert told[0] == told[1]
+
+
+def test_weights_of_weight_norm_count() -> None:
+    net = _net()
+    for layer in (net.first, net.second):
+        torch.nn.utils.parametrizations.weight_norm(layer)
+    fast = oxytorch.optimize(net.eval())
+    _served(fast, _images())
+    _close(fast, net, _images())

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 
 class WatchedParameter(nn.Parameter):
-    """A parameter whose version counts writes through `.data` too."""
+    """A parameter whose version counts writes through `.data` too.
+
+    Modes that ask for the very types of tensors, as torch's tracer for `make_fx`, do not take it.
+    """
 
     def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
         """A plain parameter: only one that exists becomes watched (`watch`)."""
@@ -36,6 +39,8 @@ class WatchedParameter(nn.Parameter):
         shown = super().detach().requires_grad_(self.requires_grad)
         return f"Parameter containing:\n{shown!r}"
 
+
+WatchedParameter.__name__ = nn.Parameter.__name__  # as errors of torch name types
 
 PLAIN = (Tensor, nn.Parameter, WatchedParameter)
 """The types of tensors that are nothing but that: torch's operators do with them what they do."""

@@ -180,7 +180,9 @@ def _advice(module: nn.Module, dtype: torch.dtype) -> str:
         "either give optimize a sample_input like this call's, on which parts that fail are found, "
         f"or name such a part: dtype={{'': {dtype}, 'path.of.the.part': torch.float32}}"
     )
-    floating = {name: p.dtype for name, p in module.named_parameters() if _is_floating(p)}
+    # Vectors are those of normalizations, which keep theirs.
+    of_layers = ((name, p) for name, p in module.named_parameters() if p.dim() > 1)
+    floating = {name: p.dtype for name, p in of_layers if _is_floating(p)}
     other = next((name for name, own in floating.items() if own is not dtype), None)
     if other is None:
         return advice

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..graph.errors import CaptureError
 from .replay import Replay
 
 
@@ -18,9 +17,9 @@ def _lines(replay: Replay) -> list[str]:
     forms = len(replay._programs)
     plural = "s" * (forms != 1)
     lines = [f"programs for {forms} input signature{plural}", *replay._builder.in_words()]
-    try:
-        replay.check_plain()
-    except CaptureError as error:
-        lines.append(f"no program is made for now: {error}")
+    if why := replay.why_not_now():
+        lines.append(f"no program is made for now: {why}")
+    if replay.latest and not forms:
+        lines.append(f"the latest call has no program: {replay.latest}")
     refused = dict.fromkeys(replay._refused.copy().values())
     return [*lines, *(f"an input signature has no program: {why}" for why in refused)]

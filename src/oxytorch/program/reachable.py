@@ -459,7 +459,9 @@ def _is_of_torch(value: Any) -> bool:
 
 def _is_of_library(value: Any) -> bool:
     """Whether a class or function is one of torch, this package or Python's library."""
-    name = getattr(value, "__module__", None) or value.__name__
+    name = getattr(value, "__module__", None)
+    if type(name) is not str:  # of a class of Cython's it is a descriptor
+        name = value.__name__
     return _is_of_torch(value) or name.split(".")[0] in sys.stdlib_module_names
 
 

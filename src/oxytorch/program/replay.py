@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -13,11 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from ..core.interruption import pass_on_interruption
 from ..core.modes import is_plain_inference, own_code
+from ..core.own_storage import is_aliased
 from ..core.sources import GLOBAL_HOOKS, MISSING
-from ..core.watched import unwatch, watch
+from ..core.watched import is_parameter, unwatch, watch
 from ..graph.code import can_watch
 from ..graph.errors import CaptureError
 from ..graph.forward import AroundForward
@@ -44,6 +47,8 @@ MOST_LOOKS = 16
 """Forms whose first call's end is kept until their second one."""
 MOST_PROGRAMS = 4
 """Programs of one form: they differ in what the module's code read from its input."""
+HELD = "the memory of a parameter is that of another tensor, too"
+"""Why there is no program where writes to that tensor would not be seen."""
 MOST_MISSES = 16
 """Calls in a row in which no program of a form holds, upon which it is given up."""
 
@@ -79,6 +84,7 @@ class Replay(AroundForward):
         self._state: Reachable | None = None
         self._codes = Codes()
         self._ids_watched: set[int] = set()
+        self.latest = ""  # why the latest call that had no program, nor was refused one, had none
 
     def _new_builder(self) -> Programs:
         return Programs()
@@ -96,7 +102,7 @@ class Replay(AroundForward):
         except ForeignError as error:
             raise CaptureError(str(error)) from None
         self.check_plain()
-        self._watch()
+        self.watch()
         with torch.no_grad(), self._in_place():
             try:
                 try:
@@ -142,7 +148,8 @@ class Replay(AroundForward):
         began = time.perf_counter()
         try:
             form, tensors = form_of_call(args, kwargs)
-        except ForeignError:
+        except ForeignError as error:
+            self.latest = str(error)
             return self.forward(*args, **kwargs)
         self._patience.calls += 1
         state = self._state
@@ -179,6 +186,12 @@ class Replay(AroundForward):
 
     def _run_stock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is no plain inference."""
+        if not is_dynamo_compiling() and self._ids_watched and _is_traced_by_proxies():
+            with self._lock:  # programs are made anew, with parameters that are watched again
+                self.release()
+                self._programs.clear()
+                self._before.clear()
+                self._state = None
         return self.forward(*args, **kwargs)
 
     def _joined_by_proven(self, form: Hashable, tensors: list[Tensor]) -> bool:
@@ -251,7 +264,7 @@ class Replay(AroundForward):
     def _may_try(self) -> bool:
         """Whether a call may take longer, so that later ones are served by a program."""
         has_tries = self._patience.has_tries(are_asked_for=not self.must_gain)
-        return has_tries and can_watch() and not self._is_special()
+        return has_tries and can_watch() and not self._is_special() and not self._is_held()
 
     def _look(self, call: ModuleCall) -> Any:
         """Run the module's own code, and note what it can have read, as it is behind the run.
@@ -260,7 +273,7 @@ class Replay(AroundForward):
         than it was asked for.
         """
         self._patience.tries += 1
-        self._watch()
+        self.watch()
         codes = Codes()
         with codes.watching():
             value = self.forward(*call.args, **call.kwargs)
@@ -277,9 +290,10 @@ class Replay(AroundForward):
             state = Reachable(self.module, codes)
             forms = None if value is None else _forms(value)
             self._before[form] = _Look(state, codes, forms)
-        except CaptureError as error:
+        except Exception as error:  # the model's code has run: its output is the answer
+            pass_on_interruption(error)
             if self._seen.get(form, 0) > 1:  # what code does at its first call alone is no reason
-                self._refused[form] = str(error)
+                self._refused[form] = _reason(error)
 
     def _shared(self, call: ModuleCall) -> tuple[Any] | None:
         """Run the own code once, and look whether a program of other forms serves this one.
@@ -357,6 +371,8 @@ class Replay(AroundForward):
         with self._lock:
             look = self._before.pop(call.form, None)
             if look is None or not look.state.is_current():
+                if look is not None:
+                    self.latest = "what its code can read changes from call to call"
                 return (self._look(call),)
             self._patience.tries += 1
             before = Before(self.module, call)
@@ -373,13 +389,9 @@ class Replay(AroundForward):
                 self._add(call, Seen(recording, value, forms), codes)
                 if self.must_gain:
                     self._refuse_loss(call)
-            except CaptureError as error:
-                self._refused[call.form] = str(error)
-                return (value,)
             except Exception as error:
                 pass_on_interruption(error)
-                first = str(error).strip().partition("\n")[0]
-                self._refused[call.form] = f"a run of it fails, {type(error).__name__}: {first}"
+                self._refused[call.form] = _reason(error)
             return (value,)
 
     def _refuse_loss(self, call: ModuleCall) -> None:
@@ -495,7 +507,7 @@ class Replay(AroundForward):
             else:
                 places["forward"] = before
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         """Have writes to parameters through `.data` seen."""
         self._ids_watched.update(id(p) for p in self.module.parameters() if watch(p))
 
@@ -504,12 +516,30 @@ class Replay(AroundForward):
         for parameter in self.module.parameters():
             if id(parameter) in self._ids_watched:
                 unwatch(parameter)
-        self._ids_watched.clear()
+                self._ids_watched.discard(id(parameter))
 
     def check_plain(self) -> None:
         """Raises CaptureError where no call is captured for now."""
         if self._is_special():
             raise CaptureError("a module has a hook or is in training mode")
+
+    def why_not_now(self) -> str:
+        """Why no call is captured for now; empty where one may be."""
+        try:
+            self.check_plain()
+        except CaptureError as error:
+            return str(error)
+        return HELD if self._is_held() else ""
+
+    def _is_held(self) -> bool:
+        """Whether others hold memory of parameters, and might write to it uncounted.
+
+        Where programs are asked for, that is their risk; once parameters are watched, most count.
+        """
+        return self.must_gain and any(
+            is_parameter(p) and id(p) not in self._ids_watched and is_aliased(p)
+            for p in self.module.parameters()
+        )
 
     def _is_special(self) -> bool:
         """Whether a module has a hook or is in training mode, for now."""
@@ -562,6 +592,19 @@ def has_users_hooks(module: nn.Module) -> bool:
             for hook in hooks
         )
     )
+
+
+def _is_traced_by_proxies() -> bool:
+    """Whether operators are traced by `make_fx`, which takes no parameters that are watched."""
+    tracer: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return tracer is not None and tracer.get_proxy_mode() is not None
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no program, in words."""
+    first = str(error).strip().partition("\n")[0]
+    is_told = isinstance(error, CaptureError)
+    return str(error) if is_told else f"a run of it fails, {type(error).__name__}: {first}"
 
 
 def _moved_to_front(items: Any, position: int) -> list[Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ...graph.errors import CaptureError
-from ...program.replay import Replay
+from ...program.replay import HELD, Replay
 from ...rewriting import measure
 from ...rewriting.changes import QUANTIZED, log_of
 from ..context import OptimizeContext
@@ -46,7 +46,7 @@ def suits(model: nn.Module) -> bool:
 def _weights_of(model: nn.Module, kinds: type | tuple[type, ...]) -> int:
     """The elements of the parameters of all modules of some kinds."""
     modules = (module for module in model.modules() if isinstance(module, kinds))
-    own = {p for module in modules for p in module._parameters.values() if p is not None}
+    own = {p for module in modules for p in module.parameters()}  # and those of its weight norm
     return sum(p.numel() for p in own)
 
 
@@ -90,6 +90,8 @@ def _captured(context: OptimizeContext, sample: SampleInput | None) -> Replay:
     Without a sample the program is made later, of a call.
     """
     model = context.model
+    if context.must_gain and any(map(context.is_held_elsewhere, context.paths)):
+        raise CaptureError(HELD)
     with context.all_or_nothing() if context.reverts else nullcontext():
         if "cast" in context.passes:
             cast.convert(context, packs=False)
@@ -100,6 +102,7 @@ def _captured(context: OptimizeContext, sample: SampleInput | None) -> Replay:
         replay.must_gain = context.must_gain
         if sample is None:
             replay.check_plain()
+            replay.watch()
             return replay
         measure.hold_heap()
         call = sample.call if core is None else core_call(model, core, sample)
