@@ -717,7 +717,7 @@ def test_parametrized_layers_are_cast_too(has_bias: bool) -> None:
 @pytest.mark.parametrize("name", ["graph", "inplace", "verify", "tune"])
 def test_switches_are_true_or_false(name: str) -> None:
     switch: Any = {name: "yes"}
-    with pytest.raises(TypeError, match=f"expected {name} to be True or False, got 'yes'"):
+    with pytest.raises(TypeError, match=f"expected {name} to be True.* False.*, got 'yes'"):
         oxytorch.optimize(nn.Linear(4, 4).eval(), sample_input=torch.ones(2, 4), **switch)
 
 

@@ -26,7 +26,7 @@ from oxytorch.program.patience import CALLS_OF_A_TRY, FREE_TRIES
 from oxytorch.program.replay import Replay
 from oxytorch.program.sized import Formula
 from oxytorch.program.sizes import DifferentError, SizedRun
-from oxytorch.rewriting import measure
+from oxytorch.rewriting import measure, turns
 
 
 def _replay(model: nn.Module) -> Replay:
@@ -480,7 +480,7 @@ def test_a_program_is_kept_where_it_is_no_slower_than_the_other_passes(
     monkeypatch.setattr(measure, "TIMED", True)
     monkeypatch.setattr(tune, "_turns", lambda *_: [(1.0, 1e-3, ratio * 1e-3)])
     # The times of the program's first run, which another load of the machine makes long.
-    monkeypatch.setattr(tune, "_is_settled", lambda *_: False)
+    monkeypatch.setattr(turns, "is_settled", lambda *_: False)
     model, given = Encoder().eval(), _ids(3, 12)
     optimized = oxytorch.optimize(model, sample_input=given, graph=True)
     report = oxytorch.explain(optimized)
@@ -645,7 +645,7 @@ def test_outputs_that_no_program_holds(name: str, is_parameter: bool) -> None:
         with torch.no_grad():
             found, wanted = optimized(x), model(x)
         if rows > 4:
-            assert type(found) is type(wanted) and type(found[1]) is type(wanted[1])
+            assert type(found) is type(wanted) and isinstance(found[1], type(wanted[1]))
             found, wanted = found[0], wanted[0]
         if found.is_nested:
             found, wanted = (each.to_padded_tensor(0.0) for each in (found, wanted))
