@@ -36,6 +36,8 @@ class WatchedParameter(nn.Parameter):
         return detached
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        if type(self) is not WatchedParameter:
+            return str(super().__repr__())
         shown = super().detach().requires_grad_(self.requires_grad)
         return f"Parameter containing:\n{shown!r}"
 
