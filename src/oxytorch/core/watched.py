@@ -37,7 +37,7 @@ class WatchedParameter(nn.Parameter):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         if type(self) is not WatchedParameter:
-            return str(super().__repr__())
+            return super().__repr__()  # type: ignore[no-any-return, no-untyped-call]
         shown = super().detach().requires_grad_(self.requires_grad)
         return f"Parameter containing:\n{shown!r}"
 
