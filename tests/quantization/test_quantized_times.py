@@ -11,6 +11,7 @@ from int8_models import Residual
 from torch import nn
 
 import oxytorch
+from oxytorch.core.watched import PLAIN
 from oxytorch.optimize import tune
 from oxytorch.program.passes import quantized_times
 from oxytorch.program.passes.convolution_times import Convolution
@@ -90,7 +91,7 @@ def test_both_models_that_are_timed_share_their_weights(
     def paired(first: Callable[[], None], second: Callable[[], None], *_: object) -> object:
         first(), second()
         gc.collect()
-        tensors = (each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter))
+        tensors = (each for each in gc.get_objects() if type(each) in PLAIN)
         weights = (t for t in tensors if t.dtype == torch.bfloat16 and t.shape == (37, 32))
         found.append(len({t.data_ptr() for t in weights if t.device.type == "cpu"}))
         return whole, 1.0, whole
