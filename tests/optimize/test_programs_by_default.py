@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -504,3 +505,26 @@ def test_weights_of_weight_norm_count() -> None:
     fast = oxytorch.optimize(net.eval())
     _served(fast, _images())
     _close(fast, net, _images())
+
+
+def _raises(*given: Any) -> Any:
+    raise ZeroDivisionError("the user's")
+
+
+@pytest.mark.parametrize("base", [dict, OrderedDict, list, set])
+@pytest.mark.parametrize(
+    "methods",
+    [["__getitem__"], ["keys"], ["__iter__", "items", "__getitem__"], ["__len__", "get", "__eq__"]],
+)
+def test_methods_of_containers_are_not_called(base: type, methods: list[str]) -> None:
+    kind = type("Odd", (base,), {**dict.fromkeys(methods, _raises), "__hash__": None})
+    net, x = _net(), _images()
+    held = kind()
+    for add in ("__setitem__", "append", "add"):
+        if add in vars(base) and not (add == "__setitem__" and base is list):
+            getattr(base, add)(held, *(("a", 1) if add == "__setitem__" else ("a",)))
+            break
+    fast = oxytorch.optimize(net)
+    fast.odd = held
+    for _ in range(4):
+        _close(fast, net, x)

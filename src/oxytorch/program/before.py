@@ -35,16 +35,21 @@ class Before:
         )
 
 
+# Classes may have other methods than those of what they hold, which may fail or do something.
+
+
 def _copied(table: Any) -> Any:
-    """A copy of a dictionary, list or set."""
-    kind = next(kind for kind in (dict, list, set) if isinstance(table, kind))
-    return kind(table)
+    """What a dictionary, list or set holds."""
+    if isinstance(table, dict):
+        return dict(dict.items(table))
+    return [*list.__iter__(table)] if isinstance(table, list) else {*set.__iter__(table)}
 
 
 def _is_same(now: Any, then: Any) -> bool:
     """Whether a dictionary, list or set holds the very same objects."""
-    if len(now) != len(then):
-        return False
     if isinstance(now, dict):
-        return all(now.get(key, MISSING) is value for key, value in then.items())
-    return bool(now == then) if isinstance(now, set) else all(map(is_, now, then))
+        is_as_long = dict.__len__(now) == len(then)
+        return is_as_long and all(dict.get(now, key, MISSING) is v for key, v in then.items())
+    if isinstance(now, set):
+        return bool(set.__eq__(now, then))
+    return list.__len__(now) == len(then) and all(map(is_, list.__iter__(now), then))

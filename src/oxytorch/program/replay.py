@@ -311,7 +311,9 @@ class Replay(AroundForward):
             return is_known
 
         try:
-            before, codes = Before(self.module, call), Codes()
+            before, codes = self._state_before(call), Codes()
+            if before is None:
+                return (self.forward(*call.args, **call.kwargs),)
             with own_code():
                 # Further sizes show that more will come: the first one might have been a rest.
                 joins = is_unchanged if len(self._seen) > 1 else None
@@ -375,7 +377,9 @@ class Replay(AroundForward):
                     self.latest = "what its code can read changes from call to call"
                 return (self._look(call),)
             self._patience.tries += 1
-            before = Before(self.module, call)
+            before = self._state_before(call)
+            if before is None:
+                return (self.forward(*call.args, **call.kwargs),)
             value, recording, codes = self._run_once(call)
             try:
                 if isinstance(recording, CaptureError):
@@ -393,6 +397,16 @@ class Replay(AroundForward):
                 pass_on_interruption(error)
                 self._refused[call.form] = _reason(error)
             return (value,)
+
+    def _state_before(self, call: ModuleCall) -> Before | None:
+        """What a run of the module can write to; None where it cannot be looked at, and such calls
+        have no program."""
+        try:
+            return Before(self.module, call)
+        except Exception as error:  # of the user's objects, whose call it must not fail
+            pass_on_interruption(error)
+            self._refused[call.form] = _reason(error)
+            return None
 
     def _refuse_loss(self, call: ModuleCall) -> None:
         """Time a program that was just made beside the module's own code. Where that takes no

@@ -91,7 +91,7 @@ def _captured(context: OptimizeContext, sample: SampleInput | None) -> Replay:
     """
     model = context.model
     if context.must_gain and any(map(context.is_held_elsewhere, context.paths)):
-        raise CaptureError(HELD)
+        raise CaptureError(f"{HELD}; let go of that one, then call undo and optimize again")
     with context.all_or_nothing() if context.reverts else nullcontext():
         if "cast" in context.passes:
             cast.convert(context, packs=False)
