@@ -1,7 +1,7 @@
 #include "core/parallel.h"
-#include "ops/windows/result.h"
 #include "ops/convolution_panels/products.h"
 #include "ops/panels/split.h"
+#include "ops/windows/result.h"
 
 namespace oxytorch {
 namespace {

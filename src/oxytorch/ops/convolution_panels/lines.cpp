@@ -1,8 +1,8 @@
 // Convolutions that read windows from the lines of images, where they overlap.
 #include "core/parallel.h"
-#include "ops/windows/positions.h"
 #include "ops/convolution_panels/products.h"
 #include "ops/panels/kernel.h"
+#include "ops/windows/positions.h"
 
 namespace oxytorch {
 namespace {

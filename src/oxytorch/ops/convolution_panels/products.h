@@ -2,8 +2,8 @@
 #pragma once
 
 #include "core/levels.h"
-#include "ops/windows/args.h"
 #include "ops/panels/entry.h"
+#include "ops/windows/args.h"
 
 namespace oxytorch {
 

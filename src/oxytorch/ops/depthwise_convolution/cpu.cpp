@@ -1,6 +1,6 @@
 #include "core/parallel.h"
-#include "ops/windows/result.h"
 #include "ops/depthwise_convolution/kernel.h"
+#include "ops/windows/result.h"
 
 namespace oxytorch {
 

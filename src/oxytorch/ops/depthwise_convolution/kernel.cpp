@@ -2,9 +2,9 @@
 
 #include <type_traits>
 
-#include "ops/windows/inside.h"
 #include "ops/depthwise_convolution/blocks.h"
 #include "ops/panels/clamped.h"
+#include "ops/windows/inside.h"
 
 namespace oxytorch::OXY_LEVEL {
 

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "core/dispatch.h"
-#include "ops/windows/args.h"
 #include "ops/panels/args.h"
+#include "ops/windows/args.h"
 
 namespace oxytorch {
 

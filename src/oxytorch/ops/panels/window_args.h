@@ -1,8 +1,8 @@
 // Convolutions as products, whose rows are windows of images.
 #pragma once
 
-#include "ops/windows/args.h"
 #include "ops/panels/gemm_args.h"
+#include "ops/windows/args.h"
 
 namespace oxytorch {
 

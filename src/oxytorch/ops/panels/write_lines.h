@@ -1,9 +1,9 @@
 // Lines of images in the memory of a chunk: how they are written there.
 #pragma once
 
-#include "ops/windows/positions.h"
 #include "ops/panels/prepare_rows.h"
 #include "ops/panels/window_args.h"
+#include "ops/windows/positions.h"
 
 namespace oxytorch::OXY_LEVEL {
 

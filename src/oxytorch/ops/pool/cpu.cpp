@@ -1,6 +1,6 @@
 #include "core/parallel.h"
-#include "ops/windows/entry.h"
 #include "ops/pool/kernel.h"
+#include "ops/windows/entry.h"
 
 namespace oxytorch {
 

@@ -1,8 +1,8 @@
 // Results of convolutions: bias, epilogue and what it adds.
 #pragma once
 
-#include "ops/windows/entry.h"
 #include "ops/panels/entry.h"
+#include "ops/windows/entry.h"
 
 namespace oxytorch {
 
