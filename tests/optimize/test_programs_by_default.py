@@ -55,11 +55,21 @@ def _served(model: nn.Module, x: Tensor) -> Replay:
     """The model's replay once calls of this form run as a program."""
     replay = _program_of(model)
     assert replay is not None, oxytorch.explain(model)
-    with torch.no_grad():
-        for _ in range(3):
-            model(x)
+    _called(model, x, 3)
     assert replay.programs(), oxytorch.explain(model)
     return replay
+
+
+def _called(model: nn.Module, x: Tensor, times: int) -> None:
+    with torch.no_grad():
+        for _ in range(times):
+            model(x)
+
+
+def _doubled(*weights: Tensor) -> None:
+    with torch.no_grad():
+        for weight in weights:
+            weight.mul_(2.0)
 
 
 def _close(model: nn.Module, reference: nn.Module, x: Tensor, tolerance: float = 1e-5) -> None:
@@ -144,9 +154,7 @@ def test_a_program_stays_only_where_it_is_faster(
 
     monkeypatch.setattr(measure, "TIMED", True)
     monkeypatch.setattr(turns, "taken", taken)
-    with torch.no_grad():
-        for _ in range(4):
-            fast(x)
+    _called(fast, x, 4)
     calls = "\n".join(oxytorch.explain(fast).calls)
     assert ("its program is not faster: 2000 ms -> 3000 ms" in calls) == (seconds > 2)
     assert len(replay.programs()) == (seconds < 2)
@@ -305,9 +313,7 @@ def test_hooks_run_the_models_own_code() -> None:
     fast = oxytorch.optimize(net)
     seen: list[Tensor] = []
     handle = fast.second.register_forward_hook(lambda module, given, found: seen.append(found))
-    with torch.no_grad():
-        for _ in range(4):
-            fast(x)
+    _called(fast, x, 4)
     assert len(seen) == 4
     line = "no program is made for now: a module has a hook or is in training mode"
     assert line in oxytorch.explain(fast).calls
@@ -384,11 +390,8 @@ def test_memory_that_another_tensor_holds_keeps_a_model_from_programs() -> None:
     left = oxytorch.optimize(net, inplace=True)
     assert _program_of(left) is None
     assert "the memory of a parameter is that of another tensor" in str(oxytorch.explain(left))
-    with torch.no_grad():
-        for _ in range(3):
-            left(x)
-        alias.mul_(2.0)
-        reference.second.weight.mul_(2.0)
+    _called(left, x, 3)
+    _doubled(alias, reference.second.weight)
     _close(left, reference, x)
     del alias
     _served(oxytorch.optimize(oxytorch.undo(left), inplace=True), x)
@@ -399,9 +402,7 @@ def test_an_alias_from_before_the_first_call_is_followed() -> None:
     fast = oxytorch.optimize(net)
     alias = fast.second.weight.data.view(-1)
     _served(fast, x)
-    with torch.no_grad():
-        alias.mul_(2.0)
-        net.second.weight.mul_(2.0)
+    _doubled(alias, net.second.weight)
     _close(fast, net, x)
 
 
@@ -409,11 +410,8 @@ def test_copies_that_others_hold_have_no_program_until_these_let_go() -> None:
     net, x = _net(), _images()
     fast = pickle.loads(pickle.dumps(oxytorch.optimize(net)))
     alias = fast.second.weight.data
-    with torch.no_grad():
-        for _ in range(4):
-            fast(x)
-        alias.mul_(2.0)
-        net.second.weight.mul_(2.0)
+    _called(fast, x, 4)
+    _doubled(alias, net.second.weight)
     _close(fast, net, x)
     line = "no program is made for now: the memory of a parameter is that of another tensor, too"
     assert line in oxytorch.explain(fast).calls
@@ -433,9 +431,7 @@ def test_make_fx_traces_it_after_calls(pre_dispatch: bool) -> None:
         traced = make_fx(fast, pre_dispatch=pre_dispatch)(x)
         torch.testing.assert_close(traced(x), net(x), rtol=1e-4, atol=1e-5)
     _served(fast, x)
-    with torch.no_grad():
-        fast.second.weight.data.mul_(2.0)
-        net.second.weight.mul_(2.0)
+    _doubled(fast.second.weight.data, net.second.weight)
     _close(fast, net, x)
 
 
@@ -526,5 +522,13 @@ def test_methods_of_containers_are_not_called(base: type, methods: list[str]) ->
             break
     fast = oxytorch.optimize(net)
     fast.odd = held
+    for _ in range(4):
+        _close(fast, net, x)
+
+
+def test_sparse_parameters_fail_no_call() -> None:
+    net, x = _net(), _images()
+    net.mask = nn.Parameter(torch.eye(3).to_sparse(), requires_grad=False)
+    fast = pickle.loads(pickle.dumps(oxytorch.optimize(net)))
     for _ in range(4):
         _close(fast, net, x)

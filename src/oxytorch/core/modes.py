@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,6 +57,15 @@ def is_transformed() -> bool:
         return False
     level = torch._C._functorch.maybe_current_level()
     return forward_ad._current_level >= 0 or level is not None
+
+
+def is_traced_by_proxies() -> bool:
+    """Whether `make_fx` traces the operators, which takes no parameters of types that it does not
+    know."""
+    if is_dynamo_compiling():
+        return False
+    tracer: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return tracer is not None and tracer.get_proxy_mode() is not None
 
 
 def is_unseen() -> bool:

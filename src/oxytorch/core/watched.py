@@ -36,21 +36,20 @@ class WatchedParameter(nn.Parameter):
         return detached
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        if type(self) is not WatchedParameter:
-            return super().__repr__()  # type: ignore[no-any-return, no-untyped-call]
         shown = super().detach().requires_grad_(self.requires_grad)
         return f"Parameter containing:\n{shown!r}"
 
 
 WatchedParameter.__name__ = nn.Parameter.__name__  # as errors of torch name types
 
-PLAIN = (Tensor, nn.Parameter, WatchedParameter)
+_PARAMETERS = (nn.Parameter, WatchedParameter)
+PLAIN = (Tensor, *_PARAMETERS)
 """The types of tensors that are nothing but that: torch's operators do with them what they do."""
 
 
 def is_parameter(value: Any) -> TypeGuard[nn.Parameter]:
     """Whether a value is a parameter of such a type."""
-    return type(value) in PLAIN[1:]
+    return type(value) in _PARAMETERS
 
 
 def watch(parameter: Tensor) -> bool:

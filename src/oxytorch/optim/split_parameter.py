@@ -43,6 +43,8 @@ class SplitParameter(WatchedParameter):
 
     _master: MasterWeight
 
+    __repr__ = nn.Parameter.__repr__  # type: ignore[assignment]
+
     @property
     def data(self) -> Tensor:
         """The float32 weight; who writes to it writes the weight. In a forward the upper half."""

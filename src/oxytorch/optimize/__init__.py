@@ -15,9 +15,8 @@ from torch.optim.optimizer import Optimizer
 from .. import _garbage
 from ..core.modes import with_normal_tensors
 from ..graph.state import random_unmoved
-from ..program.call_report import call_report
+from ..program.call_report import call_report, replays_of
 from ..program.model import ProgramModel
-from ..program.replay import Replay
 from ..rewriting import predecessor
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
 from ..rewriting.copies import InPlace, Separation, copied
@@ -305,9 +304,8 @@ def undo(model: _Model) -> _Model:
             "optimize makes a frozen copy; use the module that it was given"
         )
     attribute, log = _last_log(model, "undo")
-    for forward in [module.__dict__.get("forward") for module in model.modules()]:
-        if isinstance(forward, Replay):
-            forward.release()
+    for replay in replays_of(model):
+        replay.watch.end()
     log.undo()
     delattr(model, attribute)
     return model
@@ -377,8 +375,8 @@ def optimize_in_place(
         wanted = {}
     distinct = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
     report = Report(type(model).__name__, "/".join(distinct) or "dtypes as they are", list(names))
-    context = OptimizeContext(model, wanted, ChangeLog(report), names, separate, sample=sample)
-    context.must_gain = must_gain
+    asked = model, wanted, ChangeLog(report), names, separate
+    context = OptimizeContext(*asked, sample=sample, must_gain=must_gain)
     if "cast" not in names and dtype is not None:
         context.log.skipped("cast", "", "not among the passes, so that dtype has no effect")
     elif dtype is not None:

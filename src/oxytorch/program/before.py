@@ -35,18 +35,16 @@ class Before:
         )
 
 
-# Classes may have other methods than those of what they hold, which may fail or do something.
-
-
 def _copied(table: Any) -> Any:
-    """What a dictionary, list or set holds."""
+    """What a dictionary, list or set holds: a subclass may have methods that fail or do something,
+    which are not called."""
     if isinstance(table, dict):
         return dict(dict.items(table))
     return [*list.__iter__(table)] if isinstance(table, list) else {*set.__iter__(table)}
 
 
 def _is_same(now: Any, then: Any) -> bool:
-    """Whether a dictionary, list or set holds the very same objects."""
+    """Whether a dictionary, list or set holds the very same objects; no method of it is called."""
     if isinstance(now, dict):
         is_as_long = dict.__len__(now) == len(then)
         return is_as_long and all(dict.get(now, key, MISSING) is v for key, v in then.items())

@@ -9,8 +9,13 @@ from .replay import Replay
 
 def call_report(model: nn.Module) -> list[str]:
     """Which calls its programs serve, and why no others; nothing if it has none."""
-    forwards = (module.__dict__.get("forward") for module in model.modules())
-    return [line for own in forwards if isinstance(own, Replay) for line in _lines(own)]
+    return [line for replay in replays_of(model) for line in _lines(replay)]
+
+
+def replays_of(model: nn.Module) -> list[Replay]:
+    """What stands in for the forwards of a model and its parts, where that runs programs."""
+    forwards = [module.__dict__.get("forward") for module in model.modules()]
+    return [own for own in forwards if isinstance(own, Replay)]
 
 
 def _lines(replay: Replay) -> list[str]:

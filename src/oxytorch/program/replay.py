@@ -1,36 +1,36 @@
-"""The forward that runs a captured program of a whole module where its guards hold."""
+"""The forward that runs a captured program of a whole module where its guards hold.
+
+Calls that run programs, that are looked at and that are recorded share one lock and the same
+tables, so they are one file. What needs none of these is in eligible, looks, patience and families.
+"""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 
 from ..core.interruption import pass_on_interruption
-from ..core.modes import is_plain_inference, own_code
-from ..core.own_storage import is_aliased
-from ..core.sources import GLOBAL_HOOKS, MISSING
-from ..core.watched import is_parameter, unwatch, watch
+from ..core.modes import is_plain_inference, is_traced_by_proxies, own_code
+from ..core.sources import MISSING
 from ..graph.code import can_watch
 from ..graph.errors import CaptureError
 from ..graph.forward import AroundForward
 from ..graph.state import State
 from ..rewriting import measure, turns
 from .before import Before
-from .calls import Form, Recording, form_of
+from .calls import Form, Recording
 from .codes import Codes
+from .eligible import HELD, SPECIAL, ParameterWatch, is_special
 from .families import Programs, Seen
 from .inputs import ForeignError, ModuleCall, form_of_call
+from .looks import Look, forms_of_output, in_words
 from .outputs import OutputStructure, containers, output_tensors
 from .passes.quantized_layers import Layers
 from .patience import Patience
@@ -47,8 +47,6 @@ MOST_LOOKS = 16
 """Forms whose first call's end is kept until their second one."""
 MOST_PROGRAMS = 4
 """Programs of one form: they differ in what the module's code read from its input."""
-HELD = "the memory of a parameter is that of another tensor, too"
-"""Why there is no program where writes to that tensor would not be seen."""
 MOST_MISSES = 16
 """Calls in a row in which no program of a form holds, upon which it is given up."""
 
@@ -79,11 +77,11 @@ class Replay(AroundForward):
         self._refused: dict[Hashable, str] = {}
         self._seen: dict[Hashable, int] = {}
         self._misses: dict[Hashable, int] = {}
-        self._before: dict[Hashable, _Look] = {}  # what a form's first call left behind
+        self._before: dict[Hashable, Look] = {}  # what a form's first call left behind
         self._patience = Patience()
         self._state: Reachable | None = None
         self._codes = Codes()
-        self._ids_watched: set[int] = set()
+        self.watch = ParameterWatch(self.module)
         self.latest = ""  # why the latest call that had no program, nor was refused one, had none
 
     def _new_builder(self) -> Programs:
@@ -102,7 +100,7 @@ class Replay(AroundForward):
         except ForeignError as error:
             raise CaptureError(str(error)) from None
         self.check_plain()
-        self.watch()
+        self.watch.begin()
         with torch.no_grad(), self._in_place():
             try:
                 try:
@@ -132,7 +130,7 @@ class Replay(AroundForward):
                 began = time.perf_counter()
                 value = self.forward(*call.args, **call.kwargs)
                 seconds = time.perf_counter() - began
-            forms = self._watched(codes, call) if self._stands_in() else _forms(value)
+            forms = self._watched(codes, call) if self._stands_in() else forms_of_output(value)
             if not (state.is_current() and before.holds() and call.has_kept_its_form()):
                 raise CaptureError("its code writes to its input or keeps a state")
             self._add(call, Seen(recording, value, forms, was_watched=True), codes, state)
@@ -186,9 +184,9 @@ class Replay(AroundForward):
 
     def _run_stock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is no plain inference."""
-        if not is_dynamo_compiling() and self._ids_watched and _is_traced_by_proxies():
+        if is_traced_by_proxies() and self.watch:
             with self._lock:  # programs are made anew, with parameters that are watched again
-                self.release()
+                self.watch.end()
                 self._programs.clear()
                 self._before.clear()
                 self._state = None
@@ -264,7 +262,7 @@ class Replay(AroundForward):
     def _may_try(self) -> bool:
         """Whether a call may take longer, so that later ones are served by a program."""
         has_tries = self._patience.has_tries(are_asked_for=not self.must_gain)
-        return has_tries and can_watch() and not self._is_special() and not self._is_held()
+        return has_tries and can_watch() and not self.why_not_now()
 
     def _look(self, call: ModuleCall) -> Any:
         """Run the module's own code, and note what it can have read, as it is behind the run.
@@ -273,7 +271,7 @@ class Replay(AroundForward):
         than it was asked for.
         """
         self._patience.tries += 1
-        self.watch()
+        self.watch.begin()
         codes = Codes()
         with codes.watching():
             value = self.forward(*call.args, **call.kwargs)
@@ -288,12 +286,12 @@ class Replay(AroundForward):
             if len(self._before) >= MOST_LOOKS:
                 self._before.pop(next(iter(self._before)), None)
             state = Reachable(self.module, codes)
-            forms = None if value is None else _forms(value)
-            self._before[form] = _Look(state, codes, forms)
+            forms = None if value is None else forms_of_output(value)
+            self._before[form] = Look(state, codes, forms)
         except Exception as error:  # the model's code has run: its output is the answer
             pass_on_interruption(error)
             if self._seen.get(form, 0) > 1:  # what code does at its first call alone is no reason
-                self._refused[form] = _reason(error)
+                self._refused[form] = in_words(error)
 
     def _shared(self, call: ModuleCall) -> tuple[Any] | None:
         """Run the own code once, and look whether a program of other forms serves this one.
@@ -395,7 +393,7 @@ class Replay(AroundForward):
                     self._refuse_loss(call)
             except Exception as error:
                 pass_on_interruption(error)
-                self._refused[call.form] = _reason(error)
+                self._refused[call.form] = in_words(error)
             return (value,)
 
     def _state_before(self, call: ModuleCall) -> Before | None:
@@ -405,7 +403,7 @@ class Replay(AroundForward):
             return Before(self.module, call)
         except Exception as error:  # of the user's objects, whose call it must not fail
             pass_on_interruption(error)
-            self._refused[call.form] = _reason(error)
+            self._refused[call.form] = in_words(error)
             return None
 
     def _refuse_loss(self, call: ModuleCall) -> None:
@@ -428,9 +426,7 @@ class Replay(AroundForward):
             return output.rebuilt(results)
 
         try:
-            ratio, before, after = turns.compared(turns.taken((own, ours), warm=(0, 1)), 0, 1)
-            if ratio > 1.0:
-                times = turns.in_words(ratio, before, after)
+            if times := turns.why_not_faster(own, ours):
                 raise CaptureError(f"its program is not faster: {times}")
         except BaseException:
             self._programs[call.form] = others
@@ -500,7 +496,7 @@ class Replay(AroundForward):
             self.forward(*call.args, **call.kwargs)
         if codes.refusal is not None:
             raise CaptureError(codes.refusal)
-        return _forms(value)
+        return forms_of_output(value)
 
     def _stands_in(self) -> bool:
         """Whether something else runs in place of the own code of parts."""
@@ -521,45 +517,17 @@ class Replay(AroundForward):
             else:
                 places["forward"] = before
 
-    def watch(self) -> None:
-        """Have writes to parameters through `.data` seen."""
-        self._ids_watched.update(id(p) for p in self.module.parameters() if watch(p))
-
-    def release(self) -> None:
-        """Leave the parameters as they were found."""
-        for parameter in self.module.parameters():
-            if id(parameter) in self._ids_watched:
-                unwatch(parameter)
-                self._ids_watched.discard(id(parameter))
-
     def check_plain(self) -> None:
         """Raises CaptureError where no call is captured for now."""
-        if self._is_special():
-            raise CaptureError("a module has a hook or is in training mode")
+        if is_special(self.module):
+            raise CaptureError(SPECIAL)
 
     def why_not_now(self) -> str:
-        """Why no call is captured for now; empty where one may be."""
-        try:
-            self.check_plain()
-        except CaptureError as error:
-            return str(error)
-        return HELD if self._is_held() else ""
-
-    def _is_held(self) -> bool:
-        """Whether others hold memory of parameters, and might write to it uncounted.
-
-        Where programs are asked for, that is their risk; once parameters are watched, most count.
-        """
-        return self.must_gain and any(
-            is_parameter(p) and id(p) not in self._ids_watched and is_aliased(p)
-            for p in self.module.parameters()
-        )
-
-    def _is_special(self) -> bool:
-        """Whether a module has a hook or is in training mode, for now."""
-        return any(GLOBAL_HOOKS) or any(
-            m.training or has_users_hooks(m) for m in self.module.modules()
-        )
+        """Why no call becomes a program for now; empty where one may."""
+        if is_special(self.module):
+            return SPECIAL
+        # Where programs are asked for, what others write to memory that they hold is their risk.
+        return HELD if self.must_gain and self.watch.are_held() else ""
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("module", "inner", "must_gain")
@@ -568,57 +536,6 @@ class Replay(AroundForward):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
-
-
-@dataclass(frozen=True)
-class _Look:
-    """What a run of a module's code can have read, the code that ran, and the forms of the tensors
-    that it gave, if it was the module's own."""
-
-    state: Reachable
-    codes: Codes
-    forms: list[Form] | None
-
-
-def _forms(value: Any) -> list[Form]:
-    """The forms of the tensors in an output. Raises CaptureError where they cannot be asked."""
-    try:
-        return [form_of(tensor)._replace(memory=0) for tensor in output_tensors(value)]
-    except RecursionError:
-        raise CaptureError("its output holds itself") from None
-    except RuntimeError as error:  # of tensors of other kinds
-        first = str(error).partition("\n")[0]
-        raise CaptureError(f"its output cannot be recorded: {first}") from None
-
-
-def has_users_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks besides functions of the library that its class is from.
-
-    Those are its code, as the hooks with which transformers collects hidden states: what they do to
-    tensors is recorded, and what they read is looked at.
-    """
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    library = type(module).__module__.partition(".")[0]
-    return bool(hooks) and (
-        library in ("__main__", "torch")
-        or any(
-            type(hook) is not FunctionType or hook.__module__.partition(".")[0] != library
-            for hook in hooks
-        )
-    )
-
-
-def _is_traced_by_proxies() -> bool:
-    """Whether operators are traced by `make_fx`, which takes no parameters that are watched."""
-    tracer: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    return tracer is not None and tracer.get_proxy_mode() is not None
-
-
-def _reason(error: Exception) -> str:
-    """Why there is no program, in words."""
-    first = str(error).strip().partition("\n")[0]
-    is_told = isinstance(error, CaptureError)
-    return str(error) if is_told else f"a run of it fails, {type(error).__name__}: {first}"
 
 
 def _moved_to_front(items: Any, position: int) -> list[Any]:

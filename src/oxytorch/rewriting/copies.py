@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -95,10 +96,10 @@ class InPlace:
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
-        self.aliased = frozenset[int]() if model is None else _aliased(model)
+        self.aliased = frozenset[int]() if model is None else aliased_among(model.parameters())
         if model is not None and self.aliased:  # copies that are gone wait for a collection
             gc.collect()
-            self.aliased = _aliased(model)
+            self.aliased = aliased_among(model.parameters())
 
     def __call__(self, part: nn.Module) -> None:
         """Leave a part of the model as it is."""
@@ -108,8 +109,9 @@ def _can_share(parameter: nn.Parameter) -> bool:
     return is_parameter(parameter) and parameter.layout in _LAYOUTS
 
 
-def _aliased(model: nn.Module) -> frozenset[int]:
-    shared = (p for p in model.parameters() if _can_share(p) and p.layout == torch.strided)
+def aliased_among(parameters: Iterable[nn.Parameter]) -> frozenset[int]:
+    """The identities of those parameters whose memory other tensors hold too."""
+    shared = (p for p in parameters if _can_share(p) and p.layout == torch.strided)
     return frozenset(id(p) for p in shared if is_aliased(p))
 
 

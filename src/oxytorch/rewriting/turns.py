@@ -86,6 +86,12 @@ def in_words(ratio: float, before: float, after: float) -> str:
     return f"{before * 1e3:.4g} ms -> {after * 1e3:.4g} ms (paired: {ratio:.3f} x)"
 
 
+def why_not_faster(run: Run, other: Run) -> str:
+    """The times of two calls that have just run, where the other one takes longer; else nothing."""
+    ratio, before, after = compared(taken((run, other), warm=(0, 1)), 0, 1)
+    return in_words(ratio, before, after) if ratio > 1.0 else ""
+
+
 def is_settled(turns: Turns) -> bool:
     """Whether the last call is surely no slower than the others."""
     for turn in turns[:1]:

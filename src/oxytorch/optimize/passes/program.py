@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from ...graph.errors import CaptureError
-from ...program.replay import HELD, Replay
+from ...program.eligible import HELD
+from ...program.replay import Replay
 from ...rewriting import measure
 from ...rewriting.changes import QUANTIZED, log_of
 from ..context import OptimizeContext
@@ -39,15 +40,15 @@ def suits(model: nn.Module) -> bool:
     if log_of(model, QUANTIZED) is not None or any(t.device.type != "cpu" for t in tensors):
         return False
     weights = _weights_of(model, CONVOLUTIONS)
-    others = _weights_of(model, nn.Module) - _weights_of(model, (nn.Embedding, nn.EmbeddingBag))
+    everything = sum(p.numel() for p in model.parameters())
+    others = everything - _weights_of(model, (nn.Embedding, nn.EmbeddingBag))
     return weights >= max(LEAST_WEIGHTS, LEAST_SHARE * others)
 
 
-def _weights_of(model: nn.Module, kinds: type | tuple[type, ...]) -> int:
-    """The elements of the parameters of all modules of some kinds."""
-    modules = (module for module in model.modules() if isinstance(module, kinds))
-    own = {p for module in modules for p in module.parameters()}  # and those of its weight norm
-    return sum(p.numel() for p in own)
+def _weights_of(model: nn.Module, kinds: tuple[type, ...]) -> int:
+    """The elements of the parameters of all layers of some kinds, and of their weight norms."""
+    layers = (module for module in model.modules() if isinstance(module, kinds))
+    return sum(p.numel() for p in {p for layer in layers for p in layer.parameters()})
 
 
 def run(context: OptimizeContext) -> None:
@@ -102,7 +103,7 @@ def _captured(context: OptimizeContext, sample: SampleInput | None) -> Replay:
         replay.must_gain = context.must_gain
         if sample is None:
             replay.check_plain()
-            replay.watch()
+            replay.watch.begin()
             return replay
         measure.hold_heap()
         call = sample.call if core is None else core_call(model, core, sample)

@@ -20,6 +20,7 @@ from ...graph.state import random_unmoved
 from ...optimize import explain, optimize_in_place, tune, undo
 from ...optimize.context import OptimizeContext
 from ...optimize.sample import SampleInput
+from ...program.eligible import is_special
 from ...program.families import Programs
 from ...program.inputs import ModuleCall
 from ...program.passes.quantized_layers import Layers, Quantized
@@ -109,7 +110,7 @@ class QuantizedReplay(Replay):
 
     def _run_new(self, call: ModuleCall) -> Any:
         form = call.form
-        if form in self._refused or self._is_special():
+        if form in self._refused or is_special(self.module):
             return self.forward(*call.args, **call.kwargs)
         if self._programs and form not in self._programs and self._may_try():
             self._shared(call)  # of which a proof for further sizes is tried
