@@ -171,7 +171,10 @@ def _calls(
             scores = torch.matmul(query, key.mT)
             weights = torch.ops.oxytorch.softmax.default(scores, 1.0, mask)
             return torch.matmul(weights, value).transpose(1, 2).contiguous()
-        return functional.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal)
+        groups = query.shape[1] != key.shape[1]
+        return functional.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=is_causal, enable_gqa=groups
+        )
 
     def run_ours() -> Tensor:
         made, mask = tensors()
