@@ -26,8 +26,9 @@ _SETTINGS = (
     ("oxytorch.optimize.passes.precision", "choose", _leave_a_third),
     # Which pass wins is chance with models this small: one round decides as well as nine.
     ("oxytorch.rewriting.turns", "ROUNDS", 1),
-    # Models of convolutions run as programs by default, small ones too.
+    # Small models run as programs by default, too, from the second call of an input signature on.
     ("oxytorch.optimize.passes.program", "LEAST_WEIGHTS", 0),
+    ("oxytorch.optimize.later", "CALLS", 2),
 )
 
 

@@ -65,7 +65,7 @@ class State:
             waiting: list[tuple[Path, Any]] = [((), root)]
             while waiting:
                 waiting += reversed([*self._note(*waiting.pop())])
-        self._random = _random_states()
+        self._random = random_states()
         for path in [*self._tensors] if written is None else written:
             for tensor, _ in self._tensors.get(path, ()):
                 if written is not None or not isinstance(tensor, nn.Parameter):
@@ -214,7 +214,7 @@ def unchanged(*modules: nn.Module) -> Iterator[None]:
 @contextmanager
 def random_unmoved() -> Iterator[None]:
     """Put the global random number generators back to where they are now."""
-    before = _random_states()
+    before = random_states()
     try:
         yield
     finally:
@@ -306,10 +306,22 @@ def _restore_slot(value: Any, name: str, item: Any) -> None:
         object.__setattr__(value, name, item)
 
 
-def _random_states() -> tuple[Any, ...]:
+def random_states() -> tuple[Any, ...]:
+    """Where the global random number generators are."""
     numpy = sys.modules.get("numpy")
     words = None if numpy is None else numpy.random.get_state()
     return torch.get_rng_state(), random.getstate(), words
+
+
+def has_drawn(before: tuple[Any, ...]) -> bool:
+    """Whether somebody has drawn from a global generator since."""
+    numbers, drawn, words = before
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and words is not None:
+        now = numpy.random.get_state()
+        if now[2:] != words[2:] or not (now[1] == words[1]).all():
+            return True
+    return not torch.equal(torch.get_rng_state(), numbers) or random.getstate() != drawn
 
 
 def _restore_random(before: tuple[Any, ...]) -> None:

@@ -33,6 +33,7 @@ from ..rewriting.refusals import (
     names_in,
 )
 from ..rewriting.report import Entry, Report
+from . import later
 from .context import OptimizeContext, observe
 from .passes import DEFAULT, PASSES, boundaries, program, rewrite
 from .passes.cast import dtypes, made_for
@@ -229,8 +230,10 @@ def _optimized(
 ) -> _Model:
     began = time.perf_counter()
     names = tuple(DEFAULT if passes is None else passes)
-    is_asked = graph or (graph is None and passes is None and not tune and program.suits(model))
-    if is_asked:
+    is_free = graph is None and passes is None and not tune
+    is_program = graph or (is_free and program.suits(model, sample is not None))
+    waits = is_free and not is_program and sample is None and program.suits_later(model)
+    if is_program:
         names = tuple(dict.fromkeys(("program", *names)))
     must_gain = passes is None and (sample is None or not graph)
     separate = InPlace(model) if inplace else Separation(model)
@@ -250,7 +253,10 @@ def _optimized(
             found, tuned = keep_fastest(request, result)
             result = cast(_Model, found)
         else:
-            optimize_in_place(result, dtype, sample, names, separate, must_gain=must_gain)
+            given = result, dtype, sample, names, separate
+            context = optimize_in_place(*given, must_gain=must_gain)
+            if waits:
+                later.wait(context, dtype)
         report = explain(result)
         report.tuned = tuned
         if verify:
@@ -286,7 +292,8 @@ def explain(model: nn.Module) -> Report:
     if isinstance(model, torch.jit.ScriptModule):
         return _report_of_scripted(model)
     report = _last_log(model, "explain")[1].report
-    report.calls = call_report(model)
+    waiting = later.waiting_in(model)
+    report.calls = call_report(model) if waiting is None else waiting.in_words()
     return report
 
 

@@ -31,18 +31,48 @@ at each call at what the model's Python can read."""
 LEAST_SHARE = 0.25
 """Part of the weights, but for embeddings, that belong to convolutions where a program is what
 makes a model faster. By themselves they gain little: each has to return its results in torch's
-order in memory. Linear layers gain most of it without one, and have one copy of their weights."""
+order in memory."""
+MOST_BYTES = 512 << 20
+"""Bytes of the weights of other models, but for embeddings, up to which these become programs
+unasked, with a second copy of them."""
 
 
-def suits(model: nn.Module) -> bool:
-    """Whether a model runs as programs where nothing else is asked for."""
-    tensors = chain(model.parameters(), model.buffers())
-    if log_of(model, QUANTIZED) is not None or any(t.device.type != "cpu" for t in tensors):
+def suits(model: nn.Module, is_shown: bool = False) -> bool:
+    """Whether a model runs as programs where nothing else is asked for.
+
+    is_shown: whether a sample shows what a call of it is.
+    """
+    if not _is_plain(model):
         return False
     weights = _weights_of(model, CONVOLUTIONS)
-    everything = sum(p.numel() for p in model.parameters())
-    others = everything - _weights_of(model, (nn.Embedding, nn.EmbeddingBag))
-    return weights >= max(LEAST_WEIGHTS, LEAST_SHARE * others)
+    if weights >= max(LEAST_WEIGHTS, LEAST_SHARE * sum(p.numel() for p in _multiplied(model))):
+        return True
+    return is_shown and suits_later(model)
+
+
+def suits_later(model: nn.Module) -> bool:
+    """Whether a model may become a program once it is known what it is called with.
+
+    One that generates is called with a state of its own for all but the first tokens.
+    """
+    if not _is_plain(model) or callable(getattr(model, "generate", None)):
+        return False
+    weights = _multiplied(model)
+    is_large = sum(p.numel() for p in weights) >= LEAST_WEIGHTS
+    return is_large and sum(p.nbytes for p in weights) <= MOST_BYTES
+
+
+def _is_plain(model: nn.Module) -> bool:
+    """Whether nothing was quantized, and all tensors are on the CPU."""
+    tensors = chain(model.parameters(), model.buffers())
+    return log_of(model, QUANTIZED) is None and all(t.device.type == "cpu" for t in tensors)
+
+
+def _multiplied(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters but for those of embeddings, of which calls read a few rows."""
+    tables = (m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))
+    rows = {p for table in tables for p in table.parameters()}
+    return [p for p in model.parameters() if p not in rows]
 
 
 def _weights_of(model: nn.Module, kinds: tuple[type, ...]) -> int:
