@@ -5,6 +5,17 @@
 
 namespace oxytorch::OXY_LEVEL {
 
+// Rounded for itself: the compiler would join a product with the sum that it is part of, on the
+// levels that can, and the results of levels, or of two sweeps over the same numbers, would differ.
+OXY_INLINE f32v rounded_product(f32v product) {
+#if defined(__AVX512F__)
+  __asm__("" : "+v"(product));
+#elif defined(__FMA__)
+  __asm__("" : "+x"(product));
+#endif
+  return product;
+}
+
 // 1 / v for finite v, within 2 units in the last place. v has to be a normal number.
 OXY_INLINE f32v reciprocal(f32v v) {
 #if defined(__AVX512F__)

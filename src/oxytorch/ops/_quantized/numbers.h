@@ -1,7 +1,7 @@
 // Vectors of the numbers of tensors, bytes among them.
 #pragma once
 
-#include "core/vec.h"
+#include "core/functions.h"
 #include "ops/_quantized/args.h"
 
 namespace oxytorch::OXY_LEVEL {
@@ -18,17 +18,7 @@ OXY_INLINE void with_number(Number number, Body body) {
 template <class T>
 inline constexpr bool kIsByte = sizeof(T) == 1;
 
-// Rounded for itself: the compiler would join a product with the sum that it is part of, on the
-// levels that can, and the results of levels would differ.
-OXY_INLINE f32v product(f32v a, f32v b) {
-  f32v result = a * b;
-#if defined(__AVX512F__)
-  __asm__("" : "+v"(result));
-#elif defined(__FMA__)
-  __asm__("" : "+x"(result));
-#endif
-  return result;
-}
+OXY_INLINE f32v product(f32v a, f32v b) { return rounded_product(a * b); }
 
 OXY_INLINE u8v load_byte_lanes(const void* p, Whole) {
   u8v v;

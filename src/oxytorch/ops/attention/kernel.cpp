@@ -232,7 +232,8 @@ static void apply_mask(const AttentionArgs& args, float* scores, std::int64_t of
   }
 }
 
-// exp(scale score - shift), as accurate as a result of type T needs.
+// exp(scale score - shift), as accurate as a result of type T needs. The difference is first: the
+// lowest number that hides a key is infinite in powers of two.
 
 OXY_INLINE f32v decayed(f32v score, float scale, float shift, float) {
   return exponential(score * scale - shift);
@@ -241,7 +242,7 @@ OXY_INLINE f32v decayed(f32v score, float scale, float shift, float) {
 template <class T>
 OXY_INLINE f32v decayed(f32v score, float scale, float shift, T) {
   constexpr float kLog = 1.44269504f;
-  return coarse_power_of_two(score * (scale * kLog) - shift * kLog);
+  return coarse_power_of_two((score * scale - shift) * kLog);
 }
 
 // Turns a row of scores into exponentials; returns the factor for what was summed before. Scores

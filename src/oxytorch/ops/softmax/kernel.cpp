@@ -21,12 +21,6 @@ static std::int64_t mask_offset(const SoftmaxArgs& args, std::int64_t row) {
   return offset;
 }
 
-// Scores are kept in the unit in which their exponential is computed: powers of two for 16 bits.
-template <class T>
-inline constexpr float kUnit = 1.44269504f;
-template <>
-inline constexpr float kUnit<float> = 1.0f;
-
 // Masks: what becomes of the scaled row at element i. Cheap masks are applied again in each sweep.
 
 struct NoMask {
@@ -43,16 +37,15 @@ struct AdditiveMask {
   static constexpr bool cheap = false;
   const M* values;
   bool scalar;
-  float unit;
 
   template <class Count>
   f32v apply(f32v v, std::int64_t i, Count count) const {
     if (scalar) {
       M copies[kLanes];
       for (M& copy : copies) copy = *values;
-      return v + load(copies) * unit;
+      return v + load(copies);
     }
-    return v + load(values + i, count) * unit;
+    return v + load(values + i, count);
   }
 };
 
@@ -78,12 +71,13 @@ struct KeepMask {
   }
 };
 
-// exp(v / kUnit<T>) for v <= 0, as accurate as a result of type T needs.
+// exp(v) for v <= 0, as accurate as a result of type T needs. Not before, since the lowest number
+// that hides a key is infinite in powers of two.
 OXY_INLINE f32v exponential_of(f32v v, float) { return exponential(v); }
 
 template <class T>
 OXY_INLINE f32v exponential_of(f32v v, T) {
-  return coarse_power_of_two(v);
+  return coarse_power_of_two(v * 1.44269504f);
 }
 
 // A row whose exponentials are known and whose results are still to be written.
@@ -112,9 +106,9 @@ static void one_row(const SoftmaxArgs& args, const T* x, T* out, Mask mask, floa
                     Unwritten<T>* before) {
   constexpr bool keeps_scores = fits && !Mask::cheap;
   const std::int64_t width = args.width;
-  const f32v scale = splat(args.scale * kUnit<T>);
+  const f32v scale = splat(args.scale);
   const auto score = [&](std::int64_t i, auto count) {
-    const f32v v = mask.apply(load(x + i, count) * scale, i, count);
+    const f32v v = mask.apply(rounded_product(load(x + i, count) * scale), i, count);
     return fill_tail(v, count, kMinusInfinity);
   };
 
@@ -186,9 +180,9 @@ static void softmax_rows(const SoftmaxArgs& args, std::int64_t begin, std::int64
       masked(KeepMask{static_cast<const std::uint8_t*>(args.mask) + offset, scalar});
     } else if (args.mask_dtype == DType::float32) {
       const auto* values = static_cast<const float*>(args.mask) + offset;
-      masked(AdditiveMask<float>{values, scalar, kUnit<T>});
+      masked(AdditiveMask<float>{values, scalar});
     } else {
-      masked(AdditiveMask<T>{static_cast<const T*>(args.mask) + offset, scalar, kUnit<T>});
+      masked(AdditiveMask<T>{static_cast<const T*>(args.mask) + offset, scalar});
     }
   }
   if (before.out != nullptr) {
