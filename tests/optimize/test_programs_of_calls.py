@@ -310,6 +310,29 @@ class Writing(Encoder):
         return super().forward(x.add_(1.0))
 
 
+class Averaging(nn.Module):
+    """Writes to its own weight, of which no kernel of ours has a packed form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(600, 600))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = x @ self.weight
+        self.weight.data.mul_(0.9)
+        return found
+
+
+def test_code_that_writes_to_weights_runs_as_often_as_it_is_called() -> None:
+    net, x = Averaging().eval(), torch.ones(2, 600)
+    fast = oxytorch.optimize(net)
+    for _ in range(later.CALLS + 2):
+        torch.testing.assert_close(_called(fast, x, 1), _called(net, x, 1), rtol=1e-5, atol=0)
+        torch.testing.assert_close(fast.weight, net.weight, rtol=0, atol=0)
+    oxytorch.undo(fast)
+    assert all(type(p) is nn.Parameter for p in fast.parameters())
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [(Random, "draws random numbers"), (Counting, "keeps a state"), (Writing, "keeps a state")],

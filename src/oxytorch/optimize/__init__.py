@@ -311,6 +311,8 @@ def undo(model: _Model) -> _Model:
             "optimize makes a frozen copy; use the module that it was given"
         )
     attribute, log = _last_log(model, "undo")
+    if (waiting := later.waiting_in(model)) is not None:
+        waiting.watch.end()
     for replay in replays_of(model):
         replay.watch.end()
     log.undo()

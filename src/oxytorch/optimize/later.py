@@ -30,7 +30,7 @@ from ..graph.state import has_drawn, random_states, random_unmoved
 from ..program.before import Before
 from ..program.call_report import replays_of
 from ..program.codes import Codes
-from ..program.eligible import is_special
+from ..program.eligible import ParameterWatch, is_special
 from ..program.inputs import ForeignError, ModuleCall, form_of_call
 from ..program.looks import in_words
 from ..program.reachable import Reachable
@@ -86,11 +86,11 @@ class Plan:
         """
         from . import optimize_in_place
 
+        for watch in (waiting.watch, *(replay.watch for replay in replays_of(self.model))):
+            watch.end()
         waiting.module.__dict__["forward"] = waiting
         log = log_of(self.model)
         if log is not None:
-            for replay in replays_of(self.model):
-                replay.watch.end()
             log.changes = [c for c in log.changes if getattr(c, "value", None) is not waiting]
             log.undo()
             delattr(self.model, ATTRIBUTE)
@@ -154,6 +154,7 @@ class WaitingForward(AroundForward):
 
     def _start(self) -> None:
         self._gate = Gate()
+        self.watch = ParameterWatch(self.module)
         self._counts: dict[Hashable, int] = {}
         self._looks: dict[Hashable, Reachable] = {}
         self._has_moved = False
@@ -228,6 +229,7 @@ class WaitingForward(AroundForward):
         with self._gate.entered():
             if self._has_moved:
                 return self._successor()(*call.args, **call.kwargs)
+            self.watch.begin()
             with codes.watching():
                 value = self.forward(*call.args, **call.kwargs)
         try:
@@ -245,6 +247,8 @@ class WaitingForward(AroundForward):
         self._looks.clear()  # they hold the memory of weights
         if is_pure:
             self._try(call)
+        elif self.why:
+            self.watch.end()
         return value
 
     def _run_looking(self, call: ModuleCall) -> tuple[Any, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ class Symbols:
     """
 
     def __init__(self, values: Sequence[int]) -> None:
-        # Which torch takes a second to import.
+        # Which torch takes a second to import; as a whole first, as optimizers of other threads do,
+        # for which an import of a part of it would not wait.
+        import_module("torch._dynamo")
         from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
