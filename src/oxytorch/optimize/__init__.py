@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 from .. import _garbage
 from ..core.modes import with_normal_tensors
 from ..graph.state import random_unmoved
-from ..program.call_report import call_report, replays_of
+from ..program.call_report import call_report
 from ..program.model import ProgramModel
 from ..rewriting import predecessor
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
@@ -311,10 +311,7 @@ def undo(model: _Model) -> _Model:
             "optimize makes a frozen copy; use the module that it was given"
         )
     attribute, log = _last_log(model, "undo")
-    if (waiting := later.waiting_in(model)) is not None:
-        waiting.watch.end()
-    for replay in replays_of(model):
-        replay.watch.end()
+    later.end_watches(model)
     log.undo()
     delattr(model, attribute)
     return model

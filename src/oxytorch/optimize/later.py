@@ -86,8 +86,7 @@ class Plan:
         """
         from . import optimize_in_place
 
-        for watch in (waiting.watch, *(replay.watch for replay in replays_of(self.model))):
-            watch.end()
+        end_watches(self.model)
         waiting.module.__dict__["forward"] = waiting
         log = log_of(self.model)
         if log is not None:
@@ -343,4 +342,12 @@ def waiting_in(model: nn.Module) -> WaitingForward | None:
     return forward if isinstance(forward, WaitingForward) else None
 
 
-__all__ = ["WaitingForward", "wait", "waiting_in"]
+def end_watches(model: nn.Module) -> None:
+    """Leave the parameters that were watched for programs as they were found."""
+    if (waiting := waiting_in(model)) is not None:
+        waiting.watch.end()
+    for replay in replays_of(model):
+        replay.watch.end()
+
+
+__all__ = ["WaitingForward", "end_watches", "wait", "waiting_in"]
