@@ -21,6 +21,7 @@ X = torch.randn(16, 256)
 WAYS: dict[str, dict[str, Any]] = {
     "default": {},
     "sample": {"sample_input": X},
+    "packed": {"sample_input": X, "graph": False},
     "graph": {"sample_input": X, "graph": True},
     "bfloat16": {"dtype": torch.bfloat16},
     "tune": {"sample_input": X, "tune": True},
@@ -57,7 +58,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "TIMED", False)
 
 
-@pytest.mark.parametrize("way", ["default", "sample", "bfloat16"])
+@pytest.mark.parametrize("way", ["default", "packed", "bfloat16"])
 def test_values_that_are_kept_beside_are_the_copys_own(beside: None, way: str) -> None:
     model = _model()
     first, second = (oxytorch.optimize(model, **WAYS[way]) for _ in range(2))

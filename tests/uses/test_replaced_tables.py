@@ -75,7 +75,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Change, Change]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, {"graph": True, "passes": ["program"]}, {"inplace": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"graph": False}, {"graph": True, "passes": ["program"]}, {"inplace": True}]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_changes_after_it_are_seen(name: str, options: dict[str, Any]) -> None:
     make, replace, change = CASES[name]
@@ -94,7 +96,7 @@ def test_changes_after_it_are_seen(name: str, options: dict[str, Any]) -> None:
 def test_an_equal_dictionary_changes_nothing() -> None:
     """What was made of a model is used on."""
     x = torch.randn(32, 256)
-    model = oxytorch.optimize(_sequence(), sample_input=x)
+    model = oxytorch.optimize(_sequence(), sample_input=x, graph=False)
     regions = [m.forward for m in model.modules() if hasattr(m.__dict__.get("forward"), "programs")]
     assert regions
     _append_and_pop(model)
