@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
@@ -45,6 +46,26 @@ def test_the_values_are_the_same_in_pieces(large: int, monkeypatch: pytest.Monke
 def test_pieces_share_no_value() -> None:
     pieces = derived._pieces(_steps())
     assert [(each.inputs, each.outputs) for each in pieces] == [([0], [1, 2]), ([1], [0])]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_that_meet_late_are_one_piece(seed: int) -> None:
+    """Steps of many values, which are joined through long chains of others."""
+    chance = random.Random(seed)
+    inputs = [Value() for _ in range(chance.randint(1, 6))]
+    made, values = [], [*inputs]
+    for _ in range(24):
+        step = Step("aten::mul.Tensor", chance.choices(values, k=2), [Value()])
+        made.append(step)
+        values += [value for value in step.results if value is not None]
+    steps = Steps(inputs, {}, made, chance.sample(values[len(inputs) :], 24))
+    given = [torch.randn(3) for _ in inputs]
+    pieces, found = derived._pieces(steps), {}
+    for piece in pieces:
+        results = piece.program([given[place] for place in piece.inputs])[0]
+        found.update(zip(piece.outputs, results, strict=True))
+    for place, wanted in enumerate(steps.program()(given)[0]):
+        assert torch.equal(found[place], wanted)
 
 
 MEMORY = """

@@ -116,7 +116,7 @@ def _pieces(steps: Steps) -> list[_Piece]:
 
     def first(number: int) -> int:
         while parents[number] != number:
-            number = parents[number] = parents[parents[number]]
+            parents[number] = number = parents[parents[number]]
         return number
 
     makers: dict[Value | None, int] = {}

@@ -54,7 +54,8 @@ class Process:
                 env=environment,
                 text=True,
             )
-        self._lines: queue.Queue[str | None] = queue.Queue()
+        # a SimpleQueue, since a signal handler may raise while it is waited for
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
