@@ -176,6 +176,31 @@ def test_writes_are_seen_at_any_time(write: str, calls: int) -> None:
             _close(fast, net, x)
 
 
+class Views(Encoder):
+    """Takes views of its weights, which takes their plain values out of packed ones."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = (
+            super().forward(x) + x @ self.up.weight.t()[:, :10] + self.down.weight[:10, 0]
+        )
+        return found
+
+
+@pytest.mark.parametrize("calls", range(later.CALLS + 2))
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_code_that_takes_views_of_weights_becomes_a_program(mode: Any, calls: int) -> None:
+    net, x = Views().eval(), _rows()
+    fast = oxytorch.optimize(net)
+    for number in range(later.CALLS + 4):
+        if number == calls:
+            with torch.no_grad():
+                for model in (fast, net):
+                    model.up.weight.t().mul_(0.5)
+        with mode():
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
+    assert _program_of(fast, x, 1)
+
+
 @pytest.mark.parametrize("calls", range(later.CALLS + 1))
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_go_their_own_way(how: Callable[..., Any], calls: int) -> None:

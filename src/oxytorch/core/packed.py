@@ -147,14 +147,13 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
     def _taken_out(self) -> Tensor:
         cell = self.cell
         with cell.lock:
-            if cell.plain is None:
-                cell.plain = self._restored()
+            plain = self._restored() if cell.plain is None else cell.plain
             if not cell.is_out:
-                cell.is_out = True
+                cell.take_out(plain)
                 if cell.relatives is not None:
                     cell.relatives.append(self.share())
                 cell.tick()
-            return cell.plain
+            return plain
 
     def _pack_again(self) -> bool:
         cell = self.cell
@@ -169,9 +168,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
                 return False
             with torch.inference_mode(False), torch.no_grad(), no_modes():
                 self.repack(cell.plain)
-            if not cell.keeps_plain:
-                cell.plain = None
-            cell.is_out = False
+            cell.put_in()
             if cell.relatives is not None:
                 cell.relatives[:] = [other for other in cell.relatives if other.cell is not cell]
             cell.tick()
@@ -289,7 +286,9 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         if other.shape == self.shape and other.dtype == self.dtype:
             # What else reads the packed form, such as a product, shares this cell.
             with cell.lock:
-                cell.plain, cell.is_out, cell.is_pinned = new.plain, True, False
+                assert new.plain is not None  # its values are out
+                cell.assign(new.plain)
+                cell.is_pinned = False
             other.cell = cell
         else:
             cell.plain, cell.is_out, new.relatives = None, False, cell.relatives
@@ -441,7 +440,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
                 f"{type(self).__name__}: expected an operator that keeps the shape "
                 f"{list(self.shape)}, got {list(plain.shape)}; assign to `.data` instead"
             )
-        self.cell.plain = plain  # `set_` gives other memory
+        self.cell.assign(plain)  # `set_` gives other memory
         self.cell.tick()
 
 

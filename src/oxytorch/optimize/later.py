@@ -234,7 +234,7 @@ class WaitingForward(AroundForward):
         try:
             if codes.refusal is not None:
                 raise CaptureError(codes.refusal)
-            self._looks[call.form] = Reachable(self.module, codes)
+            self._looks[call.form] = Reachable(self.module, codes, may_unpack=True)
         except Exception as error:  # the model's code has run: its output is the answer
             pass_on_interruption(error)
             self.why = in_words(error)

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import config
+from ..core.cell import Cell
 from ..core.layer_functions import functions_of
 from ..core.packed import PackedTensor
 from ..core.sources import GLOBAL_HOOKS, MISSING, Places
@@ -95,13 +96,18 @@ def _is_number(value: Any) -> bool:
 class Reachable:
     """What can be reached from a module and from the code that it ran, as it is now.
 
+    may_unpack: whether packed weights may be taken out and packed again, as they are at each call
+        of code that takes views of them; else one that cannot be packed is no longer what it was.
+
     Raises CaptureError where something of it cannot be compared.
     """
 
-    def __init__(self, module: nn.Module, codes: Codes) -> None:
+    def __init__(self, module: nn.Module, codes: Codes, may_unpack: bool = False) -> None:
         self._home = module
+        self._may_unpack = may_unpack
         self._places = Places()
         self._packed: list[PackedTensor] = []
+        self._written: list[tuple[Cell, int]] = []
         self._absent: list[tuple[Any, str]] = []
         self._variables: list[tuple[ContextVar[Any], Any]] = []
         self._seen: dict[int, Any] = {}
@@ -141,6 +147,7 @@ class Reachable:
             and all(variable.get(MISSING) is value for variable, value in self._variables)
             and not any(_is_there(owner, name) for owner, name in self._absent)
             and all(map(PackedTensor.is_packed, self._packed))
+            and all(cell.writes() == writes for cell, writes in self._written)
         )
 
     def without_values(self) -> Reachable:
@@ -279,17 +286,26 @@ class Reachable:
                 self._entry(table, name)
 
     def _tensor(self, tensor: Tensor) -> None:
-        self._places.add_tensor(tensor)
+        if isinstance(tensor, PackedTensor):
+            self._packed_weight(tensor)
+        else:
+            self._places.add_tensor(tensor)
         for name in _OF_TENSORS & self._names:
             self._places.attributes.append((tensor, name, getattr(tensor, name)))
         self._dictionary(tensor.__dict__)
         self._class(type(tensor))
-        if isinstance(tensor, PackedTensor):
-            self._packed.append(tensor)
-            # `torch.utils.swap_tensors` leaves nothing of a tensor but the object.
-            self._places.attributes.append((tensor, "__dict__", tensor.__dict__))
-        elif type(tensor) not in PLAIN:
+        if type(tensor) not in PLAIN and not isinstance(tensor, PackedTensor):
             raise CaptureError(f"its code can read a {type(tensor).__name__}")
+
+    def _packed_weight(self, weight: PackedTensor) -> None:
+        # `torch.utils.swap_tensors` leaves nothing of a tensor but the object.
+        self._places.attributes.append((weight, "__dict__", weight.__dict__))
+        if self._may_unpack:
+            self._places.formed.append(weight)
+            self._written.append((weight.cell, weight.cell.writes()))
+        else:
+            self._places.add_tensor(weight)
+            self._packed.append(weight)
 
     def _module(self, module: nn.Module) -> None:
         for name, value in module.__dict__.items():
