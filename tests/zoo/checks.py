@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import re
 import statistics
 import threading
 import time
@@ -365,8 +366,13 @@ def _difference(original: nn.Module, module: nn.Module) -> str:
     return ""
 
 
+_FAILS = re.compile(r"fails(,|:) (Key|Index|Attribute|Type|Name|Assertion|UnboundLocal)Error")
+"""Errors of ours, not of a model that cannot run in a dtype."""
+
+
 def _explained(model: nn.Module, changed: dict[str, str]) -> Iterator[str]:
-    """Every changed module has to be named as done, by itself or by a part of it."""
+    """Every changed module has to be named as done, by itself or by a part of it; and no program
+    may be missing because of an error of ours."""
     report = oxytorch.explain(model)
     if not str(report).strip():
         yield "the report is empty"
@@ -375,6 +381,11 @@ def _explained(model: nn.Module, changed: dict[str, str]) -> Iterator[str]:
         inside = path + "." if path else ""
         if path not in named and not any(name.startswith(inside) for name in named):
             yield f"does not name a changed {_kind(model, path)} ({reason}), such as {path}"
+            break
+    whys = [*report.calls, *(entry.detail for entry in report.entries if not entry.applied)]
+    for why in whys:
+        if _FAILS.search(why):
+            yield f"no program, since making it fails: {why}"
             return
 
 

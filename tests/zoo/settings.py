@@ -29,6 +29,8 @@ _SETTINGS = (
     # Small models run as programs by default, too, from the second call of an input signature on.
     ("oxytorch.optimize.passes.program", "LEAST_WEIGHTS", 0),
     ("oxytorch.optimize.later", "CALLS", 2),
+    # Values that are made of weights are made piece by piece, as those of large ones are.
+    ("oxytorch.program.derived", "LARGE", 0),
 )
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 import oxytorch
 from oxytorch.graph.errors import DtypeError
+from oxytorch.rewriting.report import Entry
 
 NAME = "vae"
 """It returns a dataclass."""
@@ -103,6 +104,16 @@ def test_a_change_that_is_not_told_is_found(spoil: Any) -> None:
     found = spoil(keep_quiet)
     assert "explain" in claims(found)
     assert "such as mean" in next(one.message for one in found if one.claim == "explain")
+
+
+def test_a_program_that_cannot_be_made_is_found(spoil: Any) -> None:
+    def fail(original: nn.Module, optimized: Any) -> None:
+        entry = Entry("program", "", applied=False, detail="it fails, KeyError: 3")
+        oxytorch.explain(optimized).entries.append(entry)
+
+    found = spoil(fail)
+    assert claims(found) == {"explain"}
+    assert "KeyError: 3" in found[0].message
 
 
 def _raise(x: torch.Tensor) -> Any:
