@@ -19,6 +19,7 @@ from oxytorch.core.packed import PackedTensor
 from oxytorch.optimize import later
 from oxytorch.optimize.later import Gate, Plan, WaitingForward
 from oxytorch.optimize.passes import program
+from oxytorch.program import passes
 from oxytorch.program.replay import Replay
 from oxytorch.rewriting import measure
 
@@ -385,6 +386,19 @@ class Options:
 class Foreign(Encoder):
     def forward(self, x: Tensor, options: Options | None = None) -> Tensor:
         return super().forward(x) * (1.0 if options is None else options.scale)
+
+
+def test_explain_tells_that_a_program_is_not_improved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Any) -> None:
+        raise RuntimeError("no kernel for it")
+
+    monkeypatch.setattr(passes, "ALWAYS", (fail,))
+    net, x = _encoder(), _rows()
+    fast = oxytorch.optimize(net)
+    _program_of(fast, x)
+    why = "a program runs its operators as they were recorded: a kernel fails: no kernel for it"
+    assert why in oxytorch.explain(fast).calls
+    _close(fast, net, x)
 
 
 def test_who_is_called_with_objects_stays_packed() -> None:

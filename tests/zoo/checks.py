@@ -366,7 +366,9 @@ def _difference(original: nn.Module, module: nn.Module) -> str:
     return ""
 
 
-_FAILS = re.compile(r"fails(,|:) (Key|Index|Attribute|Type|Name|Assertion|UnboundLocal)Error")
+_FAILS = re.compile(
+    r"fails(,|:) (Key|Index|Attribute|Type|Name|Assertion|UnboundLocal)Error|as they were recorded"
+)
 """Errors of ours, not of a model that cannot run in a dtype."""
 
 
@@ -385,7 +387,7 @@ def _explained(model: nn.Module, changed: dict[str, str]) -> Iterator[str]:
     whys = [*report.calls, *(entry.detail for entry in report.entries if not entry.applied)]
     for why in whys:
         if _FAILS.search(why):
-            yield f"no program, since making it fails: {why}"
+            yield f"no program or an unimproved one: {why}"
             return
 
 

@@ -22,6 +22,8 @@ def _lines(replay: Replay) -> list[str]:
     forms = len(replay._programs)
     plural = "s" * (forms != 1)
     lines = [f"programs for {forms} input signature{plural}", *replay._builder.in_words()]
+    for why in dict.fromkeys(filter(None, (own.why_as_recorded for own in replay.programs()))):
+        lines.append(f"a program runs its operators as they were recorded: {why}")
     if why := replay.why_not_now():
         lines.append(f"no program is made for now: {why}")
     if replay.latest and not forms:

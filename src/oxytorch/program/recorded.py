@@ -57,6 +57,11 @@ class RecordedProgram:
     def __str__(self) -> str:
         return str(self._placed.program)
 
+    @property
+    def why_as_recorded(self) -> str:
+        """Why its operators are not improved, if they are not."""
+        return self._placed.why_as_recorded
+
     def runs(self, placed: Placed) -> bool:
         """Whether it runs the steps of a program."""
         return self._placed is placed

@@ -7,7 +7,7 @@ takes these out into a program of their own, which runs once and again after a w
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -44,6 +44,8 @@ from .spellings import spellings
 from .written_attention import written_attention
 
 _log = logging.getLogger(__name__)
+
+_FAILS = "a kernel fails"
 
 ALWAYS: tuple[Pass, ...] = (
     spellings,
@@ -119,8 +121,8 @@ def improve(
     handed_on: whether another compiler takes the steps, which joins what is computed or moved
         element by element.
 
-    If a kernel that is timed fails, the steps stay as they are, and the log says so; with
-    `quantization` that raises CaptureError.
+    If a kernel that is timed fails, the steps stay as they are, as the log and `why_as_recorded`
+    tell; with `quantization` that raises CaptureError.
     """
     if steps.has_effect:
         return []
@@ -148,8 +150,13 @@ def improve(
             raise CaptureError(f"its layers cannot be quantized: {error}") from error
         _log.info("a program of %d steps is not improved: %s", len(before.steps), error)
         vars(steps).update(vars(before))
-        return [Note(editor.by, step, why=f"a kernel fails: {error}") for step in steps.steps]
+        return [Note(editor.by, step, why=f"{_FAILS}: {error}") for step in steps.steps]
     return editor.notes
+
+
+def why_as_recorded(notes: Sequence[Note]) -> str:
+    """Why all steps stay as they were, by the notes of `improve`; empty if they do not."""
+    return next((note.why for note in notes if note.why.startswith(_FAILS)), "")
 
 
 def _quantize(editor: Editor, quantization: Quantization) -> None:
