@@ -177,6 +177,82 @@ def test_writes_are_seen_at_any_time(write: str, calls: int) -> None:
             _close(fast, net, x)
 
 
+ALIASES: dict[str, Callable[[Any], Any]] = {
+    "parameter": nn.Parameter,
+    "without gradient": lambda w: nn.Parameter(w, requires_grad=False),
+    "detached": lambda w: w.detach(),
+    "buffer": nn.Buffer,
+    "alias": torch.ops.aten.alias.default,
+    "data": lambda w: w.data,
+    "view": lambda w: w.t(),
+    "rows": lambda w: w[2:],
+}
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["", "bfloat16"])
+@pytest.mark.parametrize("calls", range(later.CALLS + 1))
+@pytest.mark.parametrize("kind", [*ALIASES])
+def test_writes_through_tensors_that_were_taken_before(
+    kind: str, calls: int, dtype: torch.dtype | None
+) -> None:
+    net, x = _encoder(), _rows()
+    fast = oxytorch.optimize(net, dtype=dtype)
+    _called(fast, x, calls)
+    with torch.no_grad():
+        taken = [ALIASES[kind](model.up.weight) for model in (net, fast)]
+        _called(fast, x, later.CALLS + 1)
+        for each in taken:
+            each.mul_(1.5)
+    for _ in range(2):
+        _close(fast, net, x, 1e-5 if dtype is None else 3e-2)
+    torch.testing.assert_close(fast.up.weight.float(), net.up.weight, rtol=1e-2, atol=1e-3)
+
+
+def test_weights_that_others_hold_are_left_packed() -> None:
+    fast, x = oxytorch.optimize(_encoder()), _rows()
+    taken = nn.Parameter(fast.up.weight)
+    _called(fast, x, later.CALLS + later.MOST_DELAYS)
+    assert "others hold tensors" in _waiting(fast).why
+    assert taken.shape == fast.up.weight.shape
+
+
+@pytest.mark.parametrize("kind", ["parameter", "detached", "buffer", "alias", "data", "view"])
+def test_undo_keeps_the_memory_that_others_hold(kind: str) -> None:
+    fast = oxytorch.optimize(_encoder(), graph=False)
+    taken = ALIASES[kind](fast.up.weight)
+    oxytorch.undo(fast)
+    before = fast.up.weight._version
+    with torch.no_grad():
+        taken.zero_()
+    assert not fast.up.weight.any()
+    assert fast.up.weight._version > before or kind in ("data", "view")
+
+
+class Reading(Encoder):
+    """Adds a buffer to its input, and asks whether both are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("own", _rows())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - self.own if x is self.own else x + self.own)
+
+
+@pytest.mark.parametrize("graph", [None, True], ids=["", "graph"])
+@pytest.mark.parametrize("order", ["xxoxxo", "oooxxo", "xxxooxo", "oxoxoxx", "xooxxox"])
+def test_an_input_that_the_code_can_read_is_no_other_one(order: str, graph: bool | None) -> None:
+    net = Reading().eval()
+    fast = oxytorch.optimize(net, graph=graph)
+    with torch.no_grad():
+        for letter in order * 2:
+            x = _rows() if letter == "x" else None
+            for _ in range(2):
+                found, expected = (m(m.own if x is None else x) for m in (fast, net))
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert isinstance(_forward_of(fast), Replay) or later.KNOWN_ARGUMENTS in _waiting(fast).why
+
+
 class Views(Encoder):
     """Takes views of its weights, which takes their plain values out of packed ones."""
 

@@ -258,7 +258,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
             values = usable_anywhere(values)
         other = values if isinstance(values, PackedTensor) else self._around(values)
         if self._packs_in_place and type(other) is type(self) and other is not values:
-            self._let_aliases_go()
+            self.let_aliases_go()
             self._take_over(other)
         if type(other) is not type(self):
             self.__class__ = type(other)  # type: ignore[assignment]
@@ -270,11 +270,22 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         cell, self.cell = self.cell, other.cell
         cell.tick()  # what watches the cell that was replaced has to look again
 
-    def _let_aliases_go(self) -> None:
-        """Give tensors that users hold over this weight its values of now, for good."""
+    def is_held_by_others(self) -> bool:
+        """Whether others hold tensors over this weight's memory, or may hold them."""
+        cell = self.cell
+        with cell.lock:
+            is_out = cell.is_pinned or (cell.plain is not None and is_aliased(cell.plain))
+        return is_out or any(place is not self._place for place in [*cell.aliases])
+
+    def let_aliases_go(self, plain: Tensor | None = None) -> None:
+        """Let tensors that users hold over this weight be views of `plain`, for good.
+
+        plain: values of this shape and dtype; None: those that the weight has now, in memory that
+            is theirs alone.
+        """
         held = [place for place in [*self.cell.aliases] if place is not self._place]
         if held:
-            apart = Cell(self.values())
+            apart = Cell(self.values() if plain is None else plain)
             apart.is_pinned = True
             for place in held:
                 place.cell = apart
@@ -440,8 +451,22 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
                 f"{type(self).__name__}: expected an operator that keeps the shape "
                 f"{list(self.shape)}, got {list(plain.shape)}; assign to `.data` instead"
             )
-        self.cell.assign(plain)  # `set_` gives other memory
+        former = self.cell.plain
+        if former is None or not _is_same_memory(former, plain):
+            self.cell.assign(plain)  # `set_` gives other memory
+        else:  # others may count writes to it, of which an operator below autograd tells nobody
+            torch.autograd.graph.increment_version(former)
         self.cell.tick()
+
+
+def _is_same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two plain tensors, which count writes, are the same values."""
+    if any(type(t) is not Tensor or t.is_inference() for t in (one, other)):
+        return False
+    own, theirs = (
+        (t.untyped_storage()._cdata, t.storage_offset(), t.stride()) for t in (one, other)
+    )
+    return own == theirs
 
 
 def _data_of(weight: PackedTensor) -> Tensor:

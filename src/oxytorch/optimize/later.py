@@ -23,6 +23,7 @@ from torch.compiler import is_compiling
 from .. import _garbage
 from ..core.interruption import pass_on_interruption
 from ..core.modes import is_plain_inference, with_normal_tensors
+from ..core.packed import PackedTensor
 from ..graph.code import can_watch
 from ..graph.errors import CaptureError
 from ..graph.forward import AroundForward
@@ -32,7 +33,7 @@ from ..program.call_report import replays_of
 from ..program.codes import Codes
 from ..program.eligible import ParameterWatch, is_special
 from ..program.inputs import ForeignError, ModuleCall, form_of_call
-from ..program.looks import in_words
+from ..program.looks import KNOWN_ARGUMENTS, in_words
 from ..program.reachable import Reachable
 from ..program.replay import Replay
 from ..rewriting import measure, turns
@@ -49,8 +50,8 @@ once, the second is looked on."""
 GAIN = 0.95
 """A program has two copies of the weights. It takes at most this part of the time of what the
 passes made, which has one."""
-MOST_DRAWS = 3
-"""Calls with which random numbers were drawn, after which it is their code that draws them."""
+MOST_DELAYS = 3
+"""Calls of which no program can be made for the same reason, which another call might not have."""
 ROUNDS = 5
 """Calls of each that are timed."""
 LONGEST_WAIT = 0.5
@@ -157,7 +158,7 @@ class WaitingForward(AroundForward):
         self._counts: dict[Hashable, int] = {}
         self._looks: dict[Hashable, Reachable] = {}
         self._has_moved = False
-        self._draws = 0
+        self._delays: dict[str, int] = {}
         self.why = ""  # there will be no program
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -242,6 +243,12 @@ class WaitingForward(AroundForward):
 
     def _change(self, call: ModuleCall) -> Any:
         """Run the passes' work once more, and then try a program in its place."""
+        if any(
+            isinstance(p, PackedTensor) and p.is_held_by_others()
+            for p in self.plan.model.parameters()
+        ):
+            self._put_off("others hold tensors that share the memory of its packed weights")
+            return self._run(call.args, call.kwargs)
         value, is_pure = self._run_looking(call)
         self._looks.clear()  # they hold the memory of weights
         if is_pure:
@@ -265,12 +272,19 @@ class WaitingForward(AroundForward):
         if not (look.is_current() and before.holds() and call.has_kept_its_form()):
             self.why = "its code writes to its input or keeps a state"
             return value, False
+        if look.holds_arguments(call):
+            self._put_off(KNOWN_ARGUMENTS)
+            return value, False
         if has_drawn(numbers):  # the code has, or another thread
-            self._draws += 1
-            if self._draws == MOST_DRAWS:
-                self.why = "its code draws random numbers"
+            self._put_off("its code draws random numbers")
             return value, False
         return value, True
+
+    def _put_off(self, why: str) -> None:
+        """Try a later call, unless this is the reason again and again."""
+        self._delays[why] = self._delays.get(why, 0) + 1
+        if self._delays[why] == MOST_DELAYS:
+            self.why = why
 
     def _try(self, call: ModuleCall) -> None:
         """Have a program take the place of what the passes made, or say why not."""

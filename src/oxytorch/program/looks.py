@@ -11,6 +11,8 @@ from .codes import Codes
 from .outputs import output_tensors
 from .reachable import Reachable
 
+KNOWN_ARGUMENTS = "it is called with a tensor or a list that its code can reach by another way, too"
+
 
 @dataclass(frozen=True)
 class Look:

@@ -22,7 +22,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import _GeneratorContextManager
 from contextvars import ContextVar
 from copy import copy
@@ -42,6 +42,8 @@ from ..core.words import has_no_attributes
 from ..graph.errors import CaptureError
 from .code_names import global_names, imported_names
 from .codes import Codes, is_pythons
+from .inputs import ModuleCall
+from .outputs import containers
 
 
 class _Pair(NamedTuple):
@@ -170,6 +172,18 @@ class Reachable:
     def holds(self, value: Any) -> bool:
         """Whether this very object can be reached."""
         return self._seen.get(id(value)) is value
+
+    def holds_any(self, values: Iterable[Any]) -> bool:
+        """Whether one of these very objects can be reached."""
+        seen = self._seen
+        return any(seen.get(id(value)) is value for value in values)
+
+    def holds_arguments(self, call: ModuleCall) -> bool:
+        """Whether code can reach what it is called with by another way, too.
+
+        A record of the call does not tell which way it took; and code may ask whether both are one.
+        """
+        return self.holds_any(call.tensors) or self.holds_any(containers((call.args, call.kwargs)))
 
     def _entry(self, table: dict[Any, Any], key: Any) -> None:
         self._places.entries.append((table, key, table[key]))

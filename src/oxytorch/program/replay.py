@@ -30,7 +30,7 @@ from .codes import Codes
 from .eligible import HELD, SPECIAL, ParameterWatch, is_special
 from .families import Programs, Seen
 from .inputs import ForeignError, ModuleCall, form_of_call
-from .looks import Look, forms_of_output, in_words
+from .looks import KNOWN_ARGUMENTS, Look, forms_of_output, in_words
 from .outputs import OutputStructure, containers, output_tensors
 from .passes.quantized_layers import Layers
 from .patience import Patience
@@ -161,6 +161,9 @@ class Replay(AroundForward):
                     self._before.clear()
                     self._patience.begin_again()
                     self._state, self._codes, self._builder = None, Codes(), self._new_builder()
+        elif state is not None and state.holds_any(tensors):
+            self.latest = KNOWN_ARGUMENTS
+            return self.forward(*args, **kwargs)
         programs = self._programs.get(form) or self._proven(form, tensors)
         for position, (program, output) in enumerate(programs):
             try:
@@ -374,6 +377,9 @@ class Replay(AroundForward):
                 if look is not None:
                     self.latest = "what its code can read changes from call to call"
                 return (self._look(call),)
+            if look.state.holds_arguments(call):
+                self.latest = KNOWN_ARGUMENTS
+                return (self.forward(*call.args, **call.kwargs),)
             self._patience.tries += 1
             before = self._state_before(call)
             if before is None:
@@ -472,6 +478,8 @@ class Replay(AroundForward):
             self._codes.add(ran)
         else:
             raise CaptureError(self._codes.refusal or "its code keeps a state")
+        if state.holds_arguments(call):
+            raise CaptureError(KNOWN_ARGUMENTS)
         output = self._output(value, state, call)
         if self._state is None or not self._state.is_current():
             self._programs.clear()

@@ -116,6 +116,9 @@ class ParameterSet(Change):
         contents = self.contents
         if contents is None:
             contents = nn.Parameter(self._values(now), now.requires_grad)
+        is_as_before = type(contents) is nn.Parameter and contents.dtype == now.dtype
+        if is_as_before and isinstance(now, PackedTensor):
+            now.let_aliases_go(contents.detach())
         _replace(holders, now, contents)
 
     def _former(self, former: nn.Parameter, now: nn.Parameter) -> nn.Parameter:
