@@ -92,7 +92,7 @@ def test_calls_become_programs(dtype: torch.dtype | None, inplace: bool) -> None
         fast(x)
     assert replay._patience.served == served + 1
     report = oxytorch.explain(fast)
-    assert "one program for each input signature, made at its second call" in str(report)
+    assert "one program for each input signature, made when such calls come again" in str(report)
     assert report.calls[0] == "programs for 4 input signatures"
 
 

@@ -52,6 +52,12 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("sample", [X.to("meta"), (X, [X.to("meta")]), {"first": X.to("meta")}])
+def test_optimize_needs_values(sample: Any) -> None:
+    with pytest.raises(ValueError, match=r"sample_input whose tensors have values.*the CPU"):
+        oxytorch.optimize(Two().eval(), sample_input=sample)
+
+
 def test_optimize_names_the_arguments_where_nothing_fits() -> None:
     """tests/compat/test_errors_that_lead_on.py has structures that fit."""
     with pytest.raises(ValueError, match=re.escape(CASES[0][2])):

@@ -8,9 +8,10 @@ from contextlib import nullcontext
 from typing import Any, TypeVar, cast, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.optim.optimizer import Optimizer
+from torch.utils import _pytree as pytree
 
 from .. import _garbage
 from ..core.modes import with_normal_tensors
@@ -187,6 +188,11 @@ def _check_sample(model: nn.Module, sample_input: Any, others: Mapping[str, Any]
         raise ValueError(
             f"optimize: expected a model whose tensors have values, got {tensors[0][0]} on the "
             "device meta; load the weights first"
+        )
+    if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in pytree.tree_leaves(sample_input)):
+        raise ValueError(
+            "optimize: expected a sample_input whose tensors have values, got one on the device "
+            "meta; give one on the CPU, such as torch.randn of its shape"
         )
 
 

@@ -109,7 +109,8 @@ def keep_fastest(request: Request, result: nn.Module) -> tuple[nn.Module, dict[s
     if not measure.TIMED:
         request.run(result)
         return result, None
-    names, sample, tuned = request.names, request.sample, None
+    names, sample = request.names, request.sample
+    tuned: dict[str, Any] | None = None
     program = _program(request, result) if "program" in names else None
     if program is not None:
         if program.is_program and _gains_clearly(request, program):
@@ -133,10 +134,12 @@ def keep_fastest(request: Request, result: nn.Module) -> tuple[nn.Module, dict[s
     if turns.compared(taken, 0, -1)[0] <= LOSS:
         return result, tuned
     always = () if request.dtype is None else ("cast",)
-    names, tuned = choose(request.model, request.dtype, sample, names, always)
+    names, chosen = choose(request.model, request.dtype, sample, names, always)
+    if tuned is not None:
+        chosen = {**chosen, "lines": [*tuned["lines"], *chosen["lines"]]}
     result = copied(request.model)
     replace(request, names=names).run(result)
-    return result, tuned
+    return result, chosen
 
 
 def _program(request: Request, result: nn.Module) -> OptimizeContext:

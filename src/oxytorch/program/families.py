@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ MOST_RUNS = 4
 """Runs of which formulas are made."""
 MOST_TEXTS = 8
 """Conditions that are put in words."""
+_PLACE = re.compile(r"^\S+\.(cpp|h):\d+: ")
+"""The line of torch's C++ code that some of its errors begin with."""
 _LARGEST = TOLERANCE[torch.bfloat16]
 """By how much a recorded run may differ from one that is not: by rounding, in whichever dtype."""
 
@@ -290,7 +293,7 @@ class _Family:
                 self._settle(settled, found, call.tensors)
         except Exception as error:  # of torch too, where it knows no form of a result
             pass_on_interruption(error)
-            first = str(error).partition("\n")[0]
+            first = _PLACE.sub("", str(error).partition("\n")[0])
             self.unproven = f"{type(error).__name__}: {first}"
             _log.info("each new size runs the model's code once: %s", self.unproven)
             return

@@ -75,9 +75,11 @@ class Report:
         ]
         lines += self._sections(table)
         if self.verified is not None:
+            found = self.verified
+            parts = f"{found['modules']:.0f} modules compared" if found["modules"] else "as a whole"
             lines.append(
-                "verified: largest difference {difference:.2e} of the largest output "
-                "(allowed {allowed:.2e}), {modules:.0f} modules compared".format(**self.verified)
+                f"verified: largest difference {found['difference']:.2e} of the largest output "
+                f"(allowed {found['allowed']:.2e}), {parts}"
             )
         if self.tuned is not None:
             lines.append("tuned")

@@ -83,7 +83,7 @@ def compared(turns: Turns, first: int, second: int) -> tuple[float, float, float
 
 def in_words(ratio: float, before: float, after: float) -> str:
     """Medians, and the median ratio of pairs, which another load of the machine hardly moves."""
-    return f"{before * 1e3:.4g} ms -> {after * 1e3:.4g} ms (paired: {ratio:.3f} x)"
+    return f"{before * 1e3:.4g} ms -> {after * 1e3:.4g} ms (call by call {ratio:.3f} times as long)"
 
 
 def why_not_faster(run: Run, other: Run) -> str:

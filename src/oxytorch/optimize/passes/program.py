@@ -111,7 +111,7 @@ def run(context: OptimizeContext) -> None:
     context.closed_roots = []
     made = "for this input signature; oxytorch.graph.explain shows it"
     if sample is None:
-        made = "for each input signature, made at its second call"
+        made = "for each input signature, made when such calls come again"
     context.applied("program", root, f"one program {made}")
 
 
