@@ -425,6 +425,51 @@ class Averaging(nn.Module):
         return found
 
 
+SELF_WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "row": lambda w: w[4].add_(1),
+    "rows": lambda w: w[:3].mul_(2),
+    "transposed": lambda w: w.t().mul_(1.1),
+    "flat": lambda w: w.view(-1)[:5].add_(1),
+    "whole": lambda w: w.add_(0.1),
+    "data": lambda w: w.data.add_(0.1),
+    "detached row": lambda w: w.detach()[1].add_(1),
+    "foreach": lambda w: torch._foreach_add_([w[0], w[1]], 1),
+    "mask": lambda w: w.masked_fill_(w > 0.03, 0.5),
+}
+
+
+class SelfWriting(Encoder):
+    """Writes to its own weight, which it reads before or afterwards."""
+
+    def __init__(self, kind: str, is_first: bool) -> None:
+        super().__init__()
+        self.kind, self.is_first = kind, is_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_first:
+            SELF_WRITES[self.kind](self.up.weight)
+        found = super().forward(x)
+        if not self.is_first:
+            SELF_WRITES[self.kind](self.up.weight)
+        return found
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
+@pytest.mark.parametrize("kind", [*SELF_WRITES])
+def test_code_that_writes_to_a_packed_weight_runs_as_often_as_it_is_called(
+    kind: str, is_first: bool, mode: Any
+) -> None:
+    net, x = SelfWriting(kind, is_first).eval(), _rows()
+    fast = oxytorch.optimize(net)
+    with mode():
+        for _ in range(later.CALLS + 3):
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(fast.up.weight.dense(), net.up.weight, rtol=1e-5, atol=1e-5)
+    if kind != "mask":  # which writes nothing more
+        assert "keeps a state" in _waiting(fast).why
+
+
 def test_code_that_writes_to_weights_runs_as_often_as_it_is_called() -> None:
     net, x = Averaging().eval(), torch.ones(2, 600)
     fast = oxytorch.optimize(net)

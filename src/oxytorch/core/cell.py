@@ -39,7 +39,6 @@ class Cell:
     """
 
     __slots__ = (
-        "_writes_before",
         "aliases",
         "clock",
         "is_out",
@@ -53,7 +52,6 @@ class Cell:
 
     def __init__(self, plain: Tensor | None = None) -> None:
         self.plain = plain
-        self._writes_before = 0
         self.is_out = plain is not None
         self.is_pinned = False
         self.keeps_plain = False
@@ -65,33 +63,6 @@ class Cell:
 
     def tick(self) -> None:
         torch.autograd.graph.increment_version(self.clock)
-
-    def writes(self) -> int:
-        """A count that changes with each write, and with nothing else: taking the values out and
-        packing them again is no write."""
-        with self.lock:
-            return self._writes_before + (_version(self.plain) if self.is_out else 0)
-
-    def take_out(self, plain: Tensor) -> None:
-        """Let these plain values, which are what is packed, be the truth."""
-        self._writes_before -= _version(plain)
-        self.plain, self.is_out = plain, True
-
-    def put_in(self) -> None:
-        """Let what was packed of the plain values be the truth."""
-        self._writes_before = self.writes()
-        self.is_out = False
-        if not self.keeps_plain:
-            self.plain = None
-
-    def assign(self, plain: Tensor) -> None:
-        """Let other plain values be the truth."""
-        self._writes_before = self.writes() + 1 - _version(plain)
-        self.plain, self.is_out = plain, True
-
-
-def _version(plain: Tensor | None) -> int:
-    return 0 if plain is None or plain.is_inference() else plain._version
 
 
 def _new_clock() -> Tensor:

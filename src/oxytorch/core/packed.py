@@ -147,13 +147,14 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
     def _taken_out(self) -> Tensor:
         cell = self.cell
         with cell.lock:
-            plain = self._restored() if cell.plain is None else cell.plain
+            if cell.plain is None:
+                cell.plain = self._restored()
             if not cell.is_out:
-                cell.take_out(plain)
+                cell.is_out = True
                 if cell.relatives is not None:
                     cell.relatives.append(self.share())
                 cell.tick()
-            return plain
+            return cell.plain
 
     def _pack_again(self) -> bool:
         cell = self.cell
@@ -168,7 +169,9 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
                 return False
             with torch.inference_mode(False), torch.no_grad(), no_modes():
                 self.repack(cell.plain)
-            cell.put_in()
+            if not cell.keeps_plain:
+                cell.plain = None
+            cell.is_out = False
             if cell.relatives is not None:
                 cell.relatives[:] = [other for other in cell.relatives if other.cell is not cell]
             cell.tick()
@@ -297,9 +300,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         if other.shape == self.shape and other.dtype == self.dtype:
             # What else reads the packed form, such as a product, shares this cell.
             with cell.lock:
-                assert new.plain is not None  # its values are out
-                cell.assign(new.plain)
-                cell.is_pinned = False
+                cell.plain, cell.is_out, cell.is_pinned = new.plain, True, False
             other.cell = cell
         else:
             cell.plain, cell.is_out, new.relatives = None, False, cell.relatives
@@ -453,7 +454,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
             )
         former = self.cell.plain
         if former is None or not _is_same_memory(former, plain):
-            self.cell.assign(plain)  # `set_` gives other memory
+            self.cell.plain = plain  # `set_` gives other memory
         else:  # others may count writes to it, of which an operator below autograd tells nobody
             torch.autograd.graph.increment_version(former)
         self.cell.tick()

@@ -58,6 +58,8 @@ _IMPURE = frozenset(
      "socket", "subprocess", "sys", "tempfile", "time", "urllib", "uuid"]
 )  # fmt: skip
 """Modules of Python's library whose functions read or change what lies outside of the program."""
+_CALLBACKS = {("_weakrefset", "_remove"), ("weakref", "remove")}
+"""Functions that run wherever an object that a weak set or dictionary held goes."""
 
 
 class Codes:
@@ -103,6 +105,8 @@ class Codes:
                 if _is_theirs(_caller_of_library(frame)):
                     self.read.update(_codes_among(frame.f_locals.values()))
                 name = str(frame.f_globals.get("__name__"))
+                if (name, code.co_name) in _CALLBACKS:
+                    return
                 kind = name.split(".")[0]
                 if name == "os" and code.co_name in _READS_OF_ENVIRONMENT:
                     self.reads_environment = True

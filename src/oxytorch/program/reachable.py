@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import config
-from ..core.cell import Cell
 from ..core.layer_functions import functions_of
 from ..core.packed import PackedTensor
 from ..core.sources import GLOBAL_HOOKS, MISSING, Places
@@ -89,6 +88,10 @@ _OF_TENSORS = frozenset(["grad", "requires_grad"])
 _CALLS = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")
 
 
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
 def _is_number(value: Any) -> bool:
     """Whether a value is one of NumPy's numbers or types, which cannot change."""
     numpy = sys.modules.get("numpy")
@@ -98,8 +101,9 @@ def _is_number(value: Any) -> bool:
 class Reachable:
     """What can be reached from a module and from the code that it ran, as it is now.
 
-    may_unpack: whether packed weights may be taken out and packed again, as they are at each call
-        of code that takes views of them; else one that cannot be packed is no longer what it was.
+    may_unpack: whether packed weights that are out now may be packed and taken out again, as they
+        are at each call of code that takes views of them. No count tells of writes through views:
+        their values are compared. Else a weight that cannot be packed is not what it was.
 
     Raises CaptureError where something of it cannot be compared.
     """
@@ -109,7 +113,7 @@ class Reachable:
         self._may_unpack = may_unpack
         self._places = Places()
         self._packed: list[PackedTensor] = []
-        self._written: list[tuple[Cell, int]] = []
+        self._values: list[tuple[PackedTensor, Tensor]] = []
         self._absent: list[tuple[Any, str]] = []
         self._variables: list[tuple[ContextVar[Any], Any]] = []
         self._seen: dict[int, Any] = {}
@@ -149,7 +153,7 @@ class Reachable:
             and all(variable.get(MISSING) is value for variable, value in self._variables)
             and not any(_is_there(owner, name) for owner, name in self._absent)
             and all(map(PackedTensor.is_packed, self._packed))
-            and all(cell.writes() == writes for cell, writes in self._written)
+            and all(_is_equal(weight.values(), values) for weight, values in self._values)
         )
 
     def without_values(self) -> Reachable:
@@ -314,12 +318,14 @@ class Reachable:
     def _packed_weight(self, weight: PackedTensor) -> None:
         # `torch.utils.swap_tensors` leaves nothing of a tensor but the object.
         self._places.attributes.append((weight, "__dict__", weight.__dict__))
-        if self._may_unpack:
-            self._places.formed.append(weight)
-            self._written.append((weight.cell, weight.cell.writes()))
-        else:
+        if not self._may_unpack:
             self._places.add_tensor(weight)
             self._packed.append(weight)
+        elif weight.cell.is_out:
+            self._places.formed.append(weight)
+            self._values.append((weight, weight.values().clone()))
+        else:
+            self._places.add_tensor(weight)
 
     def _module(self, module: nn.Module) -> None:
         for name, value in module.__dict__.items():
