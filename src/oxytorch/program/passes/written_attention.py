@@ -288,7 +288,7 @@ class _Place:
             if places != sorted(places):
                 meta: Any = value.meta
                 value = self._make(
-                    "aten::permute", [value, [*map(str, places)]], meta.permute(places)
+                    "aten::permute", [value, [*map(str, places)]], _permuted(meta, places)
                 )
         else:
             value = self._of_operand(operand, len(batch), wanted, is_turned)
@@ -437,3 +437,13 @@ class _Place:
 
 def _batch(walk: Walk) -> list[Axis]:
     return [axis for dim in walk.dims[:-2] for axis in dim]
+
+
+def _permuted(meta: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
+    """`meta.permute(places)`, which raises an error of torch's where sizes are symbols."""
+    order = [*range(len(places))]
+    for place, wanted in enumerate(places):
+        other = order.index(wanted)
+        order[place], order[other] = order[other], order[place]
+        meta = meta.transpose(place, other)
+    return meta
