@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import oxytorch
 from oxytorch.program.backend import compile_graph
+from oxytorch.program.passes.written_attention import permuted, sum_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -239,3 +241,20 @@ def test_what_is_not_attention_stays(name: str, seen: Seen) -> None:
     run = torch.compile(model, backend=compile_graph, fullgraph=True)
     _same(run(*given), model(*given))
     assert not seen.reasons and (OURS not in seen.text or name == "heads that are mixed"), seen.text
+
+
+@pytest.mark.parametrize("places", [*itertools.permutations(range(3))])
+def test_moved_dimensions_are_those_of_permute(places: tuple[int, ...]) -> None:
+    meta = torch.empty(2, 3, 5, device="meta")
+    found, expected = permuted(meta, places), meta.permute(places)
+    assert (found.shape, found.stride()) == (expected.shape, expected.stride())
+
+
+@pytest.mark.parametrize("one", [(2, 1, 5), (3, 5), (1, 1), (4, 2, 3, 5)])
+@pytest.mark.parametrize("other", [(2, 3, 1), (1, 5), (1,), (2, 3, 5)])
+def test_forms_of_sums_are_those_of_torch(one: tuple[int, ...], other: tuple[int, ...]) -> None:
+    metas = [torch.empty(shape, device="meta") for shape in (one, other)]
+    metas[0] = metas[0].bfloat16()
+    for first, second in (metas, metas[::-1]):
+        found, expected = sum_of(first, second), first + second
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)

@@ -288,7 +288,7 @@ class _Place:
             if places != sorted(places):
                 meta: Any = value.meta
                 value = self._make(
-                    "aten::permute", [value, [*map(str, places)]], _permuted(meta, places)
+                    "aten::permute", [value, [*map(str, places)]], permuted(meta, places)
                 )
         else:
             value = self._of_operand(operand, len(batch), wanted, is_turned)
@@ -368,8 +368,9 @@ class _Place:
         return self._make("aten::where.self", [places, *pair], meta)
 
     def _sum(self, first: Value, second: Value) -> Value:
-        metas: Any = [first.meta, second.meta]
-        return self._make("add", [first, second, "1.0"], metas[0] + metas[1])
+        one: Any = first.meta
+        other: Any = second.meta
+        return self._make("add", [first, second, "1.0"], sum_of(one, other))
 
     def _laid_out(
         self, mask: Value, dims: list[Dim], axes: list[Axis], query: Value
@@ -439,7 +440,7 @@ def _batch(walk: Walk) -> list[Axis]:
     return [axis for dim in walk.dims[:-2] for axis in dim]
 
 
-def _permuted(meta: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
+def permuted(meta: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
     """`meta.permute(places)`, which raises an error of torch's where sizes are symbols."""
     order = [*range(len(places))]
     for place, wanted in enumerate(places):
@@ -447,3 +448,13 @@ def _permuted(meta: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
         order[place], order[other] = order[other], order[place]
         meta = meta.transpose(place, other)
     return meta
+
+
+def sum_of(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`one + other`, which raises an error of torch's where sizes are symbols."""
+    (longer, shorter) = (one, other) if one.dim() >= other.dim() else (other, one)
+    count = longer.dim() - shorter.dim()
+    pairs = zip(longer.shape[count:], shorter.shape, strict=True)
+    sizes = [b if type(a) is int and a == 1 else a for a, b in pairs]
+    shape = (*longer.shape[:count], *sizes)
+    return one.new_empty(shape, dtype=torch.result_type(one, other))
