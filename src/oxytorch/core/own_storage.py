@@ -60,6 +60,16 @@ def is_aliased(tensor: Tensor) -> bool:
     return is_shared or sys.getrefcount(storage) > _references()
 
 
+def is_same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two plain tensors, which count writes, are the same values."""
+    if any(type(t) is not Tensor or t.is_inference() for t in (one, other)):
+        return False
+    own, theirs = (
+        (t.untyped_storage()._cdata, t.storage_offset(), t.stride()) for t in (one, other)
+    )
+    return own == theirs
+
+
 @functools.cache
 def _references() -> int:
     """How many references there are to the object of a storage that only one variable holds."""

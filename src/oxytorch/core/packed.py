@@ -1,4 +1,8 @@
-"""Weights in the order that a kernel wants, which still are the weight that the user gave."""
+"""Weights in the order that a kernel wants, which still are the weight that the user gave.
+
+Taking values out, packing them again and what operators do to them change one cell under one lock,
+so they are one file; what needs none of that is in cell, own_storage, operators and reordered.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from .cell import AliasPlace, Cell
 from .fields import Fields
 from .no_modes import DYNAMO, no_modes
 from .operators import PlainArguments, uses_of
-from .own_storage import is_aliased, usable_anywhere
+from .own_storage import is_aliased, is_same_memory, usable_anywhere
 from .watched import is_parameter
 
 _Self = TypeVar("_Self", bound="PackedTensor")
@@ -453,21 +457,11 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
                 f"{list(self.shape)}, got {list(plain.shape)}; assign to `.data` instead"
             )
         former = self.cell.plain
-        if former is None or not _is_same_memory(former, plain):
+        if former is None or not is_same_memory(former, plain):
             self.cell.plain = plain  # `set_` gives other memory
         else:  # others may count writes to it, of which an operator below autograd tells nobody
             torch.autograd.graph.increment_version(former)
         self.cell.tick()
-
-
-def _is_same_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two plain tensors, which count writes, are the same values."""
-    if any(type(t) is not Tensor or t.is_inference() for t in (one, other)):
-        return False
-    own, theirs = (
-        (t.untyped_storage()._cdata, t.storage_offset(), t.stride()) for t in (one, other)
-    )
-    return own == theirs
 
 
 def _data_of(weight: PackedTensor) -> Tensor:

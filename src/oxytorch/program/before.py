@@ -31,8 +31,13 @@ class Before:
         return (
             all(t._version == version for t, version in self._held)
             and all(_is_same(now, then) for now, then in self._tables)
-            and all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in self._inputs)
+            and all(is_equal(a, b) for a, b in self._inputs)
         )
+
+
+def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same values, NaN among them."""
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _copied(table: Any) -> Any:

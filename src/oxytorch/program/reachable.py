@@ -39,6 +39,7 @@ from ..core.sources import GLOBAL_HOOKS, MISSING, Places
 from ..core.watched import PLAIN
 from ..core.words import has_no_attributes
 from ..graph.errors import CaptureError
+from .before import is_equal
 from .code_names import global_names, imported_names
 from .codes import Codes, is_pythons
 from .inputs import ModuleCall
@@ -86,10 +87,6 @@ _OF_TENSORS = frozenset(["grad", "requires_grad"])
 """What can be set on a tensor and is no value of it."""
 
 _CALLS = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")
-
-
-def _is_equal(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _is_number(value: Any) -> bool:
@@ -153,7 +150,7 @@ class Reachable:
             and all(variable.get(MISSING) is value for variable, value in self._variables)
             and not any(_is_there(owner, name) for owner, name in self._absent)
             and all(map(PackedTensor.is_packed, self._packed))
-            and all(_is_equal(weight.values(), values) for weight, values in self._values)
+            and all(is_equal(weight.values(), values) for weight, values in self._values)
         )
 
     def without_values(self) -> Reachable:
@@ -179,8 +176,7 @@ class Reachable:
 
     def holds_any(self, values: Iterable[Any]) -> bool:
         """Whether one of these very objects can be reached."""
-        seen = self._seen
-        return any(seen.get(id(value)) is value for value in values)
+        return any(map(self.holds, values))
 
     def holds_arguments(self, call: ModuleCall) -> bool:
         """Whether code can reach what it is called with by another way, too.
@@ -318,14 +314,13 @@ class Reachable:
     def _packed_weight(self, weight: PackedTensor) -> None:
         # `torch.utils.swap_tensors` leaves nothing of a tensor but the object.
         self._places.attributes.append((weight, "__dict__", weight.__dict__))
-        if not self._may_unpack:
-            self._places.add_tensor(weight)
-            self._packed.append(weight)
-        elif weight.cell.is_out:
+        if self._may_unpack and weight.cell.is_out:
             self._places.formed.append(weight)
             self._values.append((weight, weight.values().clone()))
-        else:
-            self._places.add_tensor(weight)
+            return
+        self._places.add_tensor(weight)
+        if not self._may_unpack:
+            self._packed.append(weight)
 
     def _module(self, module: nn.Module) -> None:
         for name, value in module.__dict__.items():
