@@ -367,11 +367,10 @@ def _difference(original: nn.Module, module: nn.Module) -> str:
 
 
 _FAILS = re.compile(
-    r"fails(,|:) (Key|Index|Attribute|Type|Name|Assertion|UnboundLocal)Error|as they were recorded"
+    r"fails(,|:) (Key|Index|Attribute|Type|Name|Assertion|UnboundLocal)Error"
+    "|made without the pass"
 )
 """Errors of ours, not of a model that cannot run in a dtype."""
-_OF_SYMBOLS = re.compile("SymInt|python_arg_parser")
-"""Errors of torch for sizes that are symbols, some operators of which it cannot compute."""
 
 
 def _explained(model: nn.Module, changed: dict[str, str]) -> Iterator[str]:
@@ -388,8 +387,8 @@ def _explained(model: nn.Module, changed: dict[str, str]) -> Iterator[str]:
             break
     whys = [*report.calls, *(entry.detail for entry in report.entries if not entry.applied)]
     for why in whys:
-        if _FAILS.search(why) and not _OF_SYMBOLS.search(why):
-            yield f"no program or an unimproved one: {why}"
+        if _FAILS.search(why):
+            yield f"no program, or one without a pass: {why}"
             return
 
 

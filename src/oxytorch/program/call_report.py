@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from torch import nn
 
 from .replay import Replay
@@ -22,8 +24,8 @@ def _lines(replay: Replay) -> list[str]:
     forms = len(replay._programs)
     plural = "s" * (forms != 1)
     lines = [f"programs for {forms} input signature{plural}", *replay._builder.in_words()]
-    for why in dict.fromkeys(filter(None, (own.why_as_recorded for own in replay.programs()))):
-        lines.append(f"a program runs its operators as they were recorded: {why}")
+    for failed in dict.fromkeys(chain(*(own.left_out for own in replay.programs()))):
+        lines.append(f"a program is made without the pass {failed}")
     if why := replay.why_not_now():
         lines.append(f"no program is made for now: {why}")
     if replay.latest and not forms:

@@ -15,7 +15,7 @@ from ..core.modes import is_unseen
 from ..core.watched import PLAIN
 from .capture import Given, Outputs
 from .derived import Derived
-from .passes import improve, split, why_as_recorded
+from .passes import improve, left_out, split
 from .passes.convolution_times import PACKED, PACKED_TRANSPOSED
 from .passes.quantized_layers import Quantization
 from .program import Step, Steps, Value
@@ -34,7 +34,7 @@ class Placed:
     quantization: which layers multiply bytes.
 
     packs_by_size: whether it has weights that are packed for the sizes of what their layers take.
-    why_as_recorded: why its steps are not improved, if they are not.
+    left_out: the passes that failed, and why.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Placed:
         with _disable_current_modes():  # under which constants would be tensors without values
             steps = steps.copy()
             notes = improve(steps, lasting, quantization=quantization)
-            self.why_as_recorded = why_as_recorded(notes)
+            self.left_out = left_out(notes)
             before, derived = split(steps, lasting)
             self._is_below = not steps.has_effect and not _shows_inputs(steps)
             _require(steps, required)

@@ -58,9 +58,9 @@ class RecordedProgram:
         return str(self._placed.program)
 
     @property
-    def why_as_recorded(self) -> str:
-        """Why its operators are not improved, if they are not."""
-        return self._placed.why_as_recorded
+    def left_out(self) -> list[str]:
+        """The passes that failed, and why."""
+        return self._placed.left_out
 
     def runs(self, placed: Placed) -> bool:
         """Whether it runs the steps of a program."""

@@ -7,8 +7,9 @@ takes these out into a program of their own, which runs once and again after a w
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 
@@ -45,7 +46,8 @@ from .written_attention import written_attention
 
 _log = logging.getLogger(__name__)
 
-_FAILS = "a kernel fails"
+_FAILS = "it fails"
+_QUANTIZING = ("smoothing.smooth", "quantized.quantize", "recurrent.quantize")
 
 ALWAYS: tuple[Pass, ...] = (
     spellings,
@@ -121,42 +123,63 @@ def improve(
     handed_on: whether another compiler takes the steps, which joins what is computed or moved
         element by element.
 
-    If a kernel that is timed fails, the steps stay as they are, as the log and `why_as_recorded`
-    tell; with `quantization` that raises CaptureError.
+    A pass that fails, such as where a kernel that it times does, is left out, as the log and
+    `left_out` tell; one that quantizes raises CaptureError.
     """
     if steps.has_effect:
         return []
+    lasting = [*lasting]
     before = steps.copy()
-    editor = Editor(steps, lasting, known)
-    _run(editor, (qdq.spelled,))
-    passes = ALWAYS
+    failed: dict[str, list[Note]] = {}
+    left = {name_of(each) for each in BY_OTHER_COMPILERS} if handed_on else set()
+    while True:
+        editor = Editor(steps, lasting, known)
+        try:
+            _run_all(editor, storable, layouts, quantization, left.union(failed))
+        except RuntimeError as error:
+            if editor.by in _QUANTIZING:
+                raise CaptureError(f"its layers cannot be quantized: {error}") from error
+            if editor.by in failed:  # it is not that pass
+                raise
+            _log.info(
+                "a program of %d steps is made without %s: %s", len(before.steps), editor.by, error
+            )
+            why = f"{_FAILS}: {error}"
+            failed[editor.by] = [Note(editor.by, step, why=why) for step in before.steps]
+            vars(steps).update(vars(before.copy()))
+        else:
+            return [*chain(*failed.values()), *editor.notes]
+
+
+def _run_all(
+    editor: Editor,
+    storable: bool,
+    layouts: bool,
+    quantization: Quantization | None,
+    left: Container[str],
+) -> None:
+    """Run the passes but for some, by name."""
+
+    def run(*passes: Pass) -> None:
+        _run(editor, [each for each in passes if name_of(each) not in left])
+
+    run(qdq.spelled)
     follows = layouts and convolution.can_follow_order(editor)
-    passes += (qdq_layers.layers if follows else qdq_layers.linear_layers, qdq.rest)
-    if follows:
-        passes += FOLDS
-    elif layouts:
+    if layouts and not follows:
         convolution.leave_all(editor)
-    left = BY_OTHER_COMPILERS if handed_on else ()
-    try:
-        _run(editor, [each for each in passes if each not in left])
-        if quantization is not None:
-            _quantize(editor, quantization)
-        if follows:
-            _run(editor, STORABLE_CONVOLUTIONS if storable else CONVOLUTIONS)
-        last = STORABLE if storable else WITH_LASTING
-        _run(editor, [each for each in last if each not in left])
-    except RuntimeError as error:
-        if quantization is not None:
-            raise CaptureError(f"its layers cannot be quantized: {error}") from error
-        _log.info("a program of %d steps is not improved: %s", len(before.steps), error)
-        vars(steps).update(vars(before))
-        return [Note(editor.by, step, why=f"{_FAILS}: {error}") for step in steps.steps]
-    return editor.notes
+    run(*ALWAYS, qdq_layers.layers if follows else qdq_layers.linear_layers, qdq.rest)
+    if follows:
+        run(*FOLDS)
+    if quantization is not None:
+        _quantize(editor, quantization)
+    if follows:
+        run(*(STORABLE_CONVOLUTIONS if storable else CONVOLUTIONS))
+    run(*(STORABLE if storable else WITH_LASTING))
 
 
-def why_as_recorded(notes: Sequence[Note]) -> str:
-    """Why all steps stay as they were, by the notes of `improve`; empty if they do not."""
-    return next((note.why for note in notes if note.why.startswith(_FAILS)), "")
+def left_out(notes: Sequence[Note]) -> list[str]:
+    """The passes that failed, and why, by the notes of `improve`."""
+    return [*dict.fromkeys(f"{n.by}: {n.why}" for n in notes if n.why.startswith(_FAILS))]
 
 
 def _quantize(editor: Editor, quantization: Quantization) -> None:
