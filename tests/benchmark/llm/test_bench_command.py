@@ -21,6 +21,7 @@ pytest.importorskip("transformers")
 TINY = ["llm", "bench", "--shape", "tiny", "--threads", "1"]
 
 
+@pytest.mark.slow
 def test_bench_measures_checks_and_compares(tmp_path, capsys):
     path = tmp_path / "speed.json"
     words = ["--weights", "bf16,int8", "--peers", "torch,torchao", "--prompt", "16"]

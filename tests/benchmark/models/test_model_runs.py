@@ -25,7 +25,9 @@ def add_peer(monkeypatch: pytest.MonkeyPatch, name: str, prepare: Any) -> None:
     monkeypatch.setitem(PEERS, name, Peer(name, name, prepare))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", *(pytest.param(d, marks=pytest.mark.slow) for d in ("bfloat16", "int8"))]
+)
 def test_peers_with_right_answers_are_timed(tiny_case: ModelCase, dtype: str) -> None:
     records = run(tiny_case, "eager", "eager_cast", "oxytorch", dtype=dtype)
     assert records["eager"]["status"] == "measured"
@@ -37,6 +39,7 @@ def test_peers_with_right_answers_are_timed(tiny_case: ModelCase, dtype: str) ->
     assert cast["status"] == ("measured" if dtype == "bfloat16" else "absent")
 
 
+@pytest.mark.slow
 def test_integers_are_timed_beside_the_way_without(tiny_case: ModelCase) -> None:
     records = run(tiny_case, "compile", "oxytorch_float", dtype="int8")
     assert records["oxytorch_float"]["status"] == "measured", records["oxytorch_float"]
@@ -62,6 +65,7 @@ def test_a_wrong_answer_gets_no_speed(
     assert "seconds" not in record
 
 
+@pytest.mark.slow
 def test_twice_the_error_of_a_plain_cast_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Cancelling(torch.nn.Module):
         """Loses digits in bfloat16, of which autocast knows nothing."""
@@ -85,6 +89,7 @@ def test_twice_the_error_of_a_plain_cast_is_allowed(monkeypatch: pytest.MonkeyPa
     assert records["far"]["status"] == "wrong"
 
 
+@pytest.mark.slow
 def test_failing_and_absent_peers_are_named_with_their_reason(
     tiny_case: ModelCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def test_a_wrong_op_gets_no_speed() -> None:
         assert "seconds" not in ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [2.0, 2.1])
 def test_what_an_op_writes_is_compared(factor: float) -> None:
     def double_in_place(x: Tensor) -> None:
@@ -68,6 +69,7 @@ def test_what_an_op_writes_is_compared(factor: float) -> None:
         assert ours["status"] == ("measured" if factor == 2.0 else "wrong")
 
 
+@pytest.mark.slow
 def test_levels_are_separate_contestants() -> None:
     levels = [level.name for level in oxytorch.isa.levels() if level.supported][:2]
     if not levels:

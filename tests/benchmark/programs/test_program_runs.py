@@ -30,7 +30,7 @@ def script() -> ModuleType:
     return module_of(SCRIPT)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_all_ways_are_right_and_take_turns(
     dtype: str, tiny_case: ModelCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ def measure(case: ModelCase, dtype: str, monkeypatch: pytest.MonkeyPatch) -> Any
     return zoo_runs.run_job(no_progress, settings, case.name, dtype, batch=2)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_all_ways_are_timed_beside_each_other(
     tiny_case: ModelCase, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +47,7 @@ def test_all_ways_are_timed_beside_each_other(
     assert result["level"] == str(oxytorch.isa.active())
 
 
+@pytest.mark.slow
 def test_autocast_that_fails_is_the_result_of_autocast_alone(
     tiny_case: ModelCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +71,7 @@ def test_autocast_that_fails_is_the_result_of_autocast_alone(
     assert "failed: RuntimeError: overflow" in str(tables.zoo_tables([result])[0].notes)
 
 
+@pytest.mark.slow
 def test_an_optimize_that_fails_is_a_loss(
     tiny_case: ModelCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
