@@ -1,5 +1,5 @@
 """Times `oxytorch.optimize(model, sample_input=x, graph=True)` beside stock PyTorch and beside
-`optimize` without `graph`, in turns.
+`optimize` with `graph=False`, in turns.
 
     python benchmarks/programs.py [MODEL ...] [--dtype bfloat16] [--batch N] [--json FILE]
 

@@ -93,14 +93,3 @@ def test_sizes_that_do_not_fit_are_refused(name: str) -> None:
                 continue  # another length
             with pytest.raises(RuntimeError, match=r"fails: .*[Ee]xpected"):
                 program(changed, [])
-
-
-@pytest.mark.parametrize("mode", [3, -1, 1 << 40])
-def test_modes_of_embedding_bags_that_do_not_exist_are_refused(mode: int) -> None:
-    text = "inputs 3 0 0\n%3 _ _ _ = aten::embedding_bag %0 %1 %2 false {} false none false\n"
-    table, ids, offsets = torch.randn(9, 4), torch.tensor([1, 2, 3]), torch.tensor([0, 2])
-    program = Program(text.format(1) + "outputs %3", [])
-    expected = nn.functional.embedding_bag(ids, table, offsets, mode="mean")
-    torch.testing.assert_close(program([table, ids, offsets], [])[0][0], expected)
-    with pytest.raises((RuntimeError, ValueError), match=r"mode|number|argument"):
-        Program(text.format(mode) + "outputs %3", [])([table, ids, offsets], [])

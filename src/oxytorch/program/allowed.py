@@ -19,6 +19,14 @@ OTHER_PARTS = (
 """Parts of names of torch's operators that make tensors of other layouts or devices."""
 OTHER_BEGINS = ("values", "indices", "q_per", "int_repr")
 OTHER_NAMES = ("set", "data")
+TRUSTING = (
+    "ctc_loss", "ctc_loss.IntList", "ctc_loss.Tensor", "gru.data", "linalg_ldl_solve", "lstm.data",
+    "lu_unpack", "rnn_relu.data", "rnn_tanh.data",
+)  # fmt: skip
+"""Operators with which altered arguments end the process. Those of models that are exported are
+checked at each call instead (trusted.h)."""
+TRUSTING_ENDS = ("_backward",)
+"""Ends of names of further ones."""
 PRIVATE = (
     "__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "_adaptive_avg_pool2d",
     "_adaptive_avg_pool3d", "_aminmax", "_cdist_forward", "_conj", "_conj_physical",
@@ -29,9 +37,8 @@ PRIVATE = (
     "_masked_softmax", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
     "_neg_view", "_pad_circular", "_pad_enum", "_pdist_forward", "_prelu_kernel",
     "_reshape_alias", "_safe_softmax", "_scaled_dot_product_attention_math",
-    "_scaled_dot_product_flash_attention_for_cpu", "_shape_as_tensor", "_softmax", "_stack",
-    "_to_copy",
-    "_trilinear", "_unsafe_index", "_unsafe_view", "_upsample_bicubic2d_aa",
+    "_scaled_dot_product_flash_attention_for_cpu", "_shape_as_tensor", "_softmax",
+    "_to_copy", "_trilinear", "_unsafe_index", "_unsafe_view", "_upsample_bicubic2d_aa",
     "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
     "_upsample_nearest_exact3d", "_weight_norm", "_weight_norm_interface",
 )  # fmt: skip

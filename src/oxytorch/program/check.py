@@ -7,7 +7,8 @@ if it was called from Python with these arguments. What an operator may be is a 
 - it returns tensors, and writes to none; only an activation may write to what a step has made,
 - it takes text beside a tensor only, where text names a mode (`from_file` takes a path),
 - it makes dense tensors on the CPU: none of other layouts, of other devices, or resized,
-- it is public, or one of the few with an underscore into which models are exported.
+- it is public, or one of the few with an underscore into which models are exported,
+- torch checks its arguments, or trusted.h does.
 """
 
 from __future__ import annotations
@@ -327,6 +328,9 @@ def _why_refused(namespace: str, own: str, schema: Any, kinds: Sequence[str]) ->
         return "it makes tensors that are not dense, or are on another device"
     if own.startswith("_") and own not in allowed.PRIVATE:
         return "it is internal to torch"
+    target = f"{own}.{schema.overload_name}".rstrip(".")
+    if target in allowed.TRUSTING or own.endswith(allowed.TRUSTING_ENDS):
+        return "torch takes its arguments on trust"
     return ""
 
 

@@ -13,13 +13,6 @@ void refuse(const std::string& what) { throw std::runtime_error("oxytorch progra
 
 namespace {
 
-// The gates of a recurrent operator of torch's that is given tensors, 0 of all others.
-std::int64_t gates_of(std::string_view target) {
-  if (target == "aten::lstm.input") return 4;
-  if (target == "aten::gru.input") return 3;
-  return target == "aten::rnn_tanh.input" || target == "aten::rnn_relu.input" ? 1 : 0;
-}
-
 // Reads the words of one line.
 class Words {
  public:
@@ -214,27 +207,16 @@ class Reader {
       step.overload = target.substr(std::min(dot + 1, target.size()));
       if (step.overload.empty()) step.own = OwnOperator::find(step.name);
       step.view = view_kind(target);
-      step.gates = gates_of(target);
+      step.check = trusted_check(target);
     }
     for (word = words.next(); !word.empty(); word = words.next()) {
       step.arguments.push_back(argument(word, words));
     }
-    check_trusted(step);
     check(step, results);
     for (std::string_view result : results) step.results.push_back(made(result));
     program_->largest_stack =
         std::max({program_->largest_stack, step.arguments.size(), step.results.size()});
     program_->steps.push_back(std::move(step));
-  }
-
-  // What torch's operators take on trust, as far as the text tells.
-  static void check_trusted(const Step& step) {
-    if (step.gates && step.arguments.size() != 9) refuse(step.name + " takes 9 arguments");
-    if (step.name != "aten::embedding_bag" || step.arguments.size() < 5) return;
-    const Argument& mode = step.arguments[4];
-    if (mode.kind != Argument::kConstant || mode.constant > 2) {
-      refuse(step.name + " takes modes 0 to 2");  // with others torch 2.11 ends the process
-    }
   }
 
   // Steps of our own have arguments of fixed kinds.

@@ -16,7 +16,6 @@
 #include "core/modes.h"
 #include "core/parallel.h"
 #include "core/team.h"
-#include "program/recurrent_check.h"
 #include "program/steps.h"
 
 namespace oxytorch::runtime {
@@ -196,7 +195,7 @@ class Run {
                             is_planned ? step.places : 0);
     try {
       if (is_unseen_ && !step.lent.empty() && lend(step)) return;
-      if (step.gates) check_recurrent(recurrent_call(step));
+      if (step.check) step.check(given_to(step));
       for (std::size_t i = 0; i < step.arguments.size(); ++i) stack_[i] = boxed(step.arguments[i]);
       if (is_unseen_ && step.own) {
         step.own->boxed(stack_.data(), stack_.size(), step.results.size());
@@ -326,33 +325,28 @@ class Run {
                                             : static_cast<std::int64_t>(argument.constant);
   }
 
-  // input, state or states, weights, has_biases, num_layers, dropout, train, bidirectional, and
-  // batch_first, as `read_program` checked.
-  RecurrentCall recurrent_call(const Step& step) const {
-    RecurrentCall call;
-    const auto shapes = [this](const Argument& argument) {
-      std::vector<Shape> found;
-      for_each_tensor(argument, [&](std::int32_t slot) {
-        std::int64_t dim = 0;
-        std::int64_t* sizes = nullptr;
-        check_call(aoti_torch_get_dim(handle(slot), &dim), "get_dim");
-        check_call(aoti_torch_get_sizes(handle(slot), &sizes), "get_sizes");
-        found.emplace_back(sizes, sizes + dim);
-      });
-      return found;
-    };
-    const auto holds = [&](std::size_t place) {
-      return torch::stable::detail::to<bool>(step.arguments[place].constant);
-    };
-    call.gates = step.gates;
-    call.input = shapes(step.arguments[0]).at(0);
-    call.states = shapes(step.arguments[1]);
-    call.weights = shapes(step.arguments[2]);
-    call.has_bias = holds(3);
-    call.layers = size(step.arguments[4]);
-    call.is_bidirectional = holds(7);
-    call.is_batch_first = holds(8);
-    return call;
+  // The arguments of a step, as its check takes them.
+  std::vector<Given> given_to(const Step& step) const {
+    std::vector<Given> found(step.arguments.size());
+    for (std::size_t i = 0; i < found.size(); ++i) add(step.arguments[i], found[i]);
+    return found;
+  }
+
+  void add(const Argument& argument, Given& to) const {
+    if (argument.kind == Argument::kTensor) {
+      std::int64_t dim = 0;
+      std::int64_t* sizes = nullptr;
+      const AtenTensorHandle tensor = handle(argument.slot);
+      check_call(aoti_torch_get_dim(tensor, &dim), "get_dim");
+      check_call(aoti_torch_get_sizes(tensor, &sizes), "get_sizes");
+      to.tensors.push_back(tensor);
+      to.shapes.emplace_back(sizes, sizes + dim);
+    } else if (argument.kind == Argument::kConstant) {
+      to.numbers.push_back(argument.constant);
+    } else if (argument.kind == Argument::kSize) {
+      to.numbers.push_back(torch::stable::detail::from(sizes_[argument.slot]));
+    }
+    for (const Argument& item : argument.items) add(item, to);
   }
 
   // What the stack of a call holds for an argument; the callee owns it.

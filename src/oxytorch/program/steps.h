@@ -12,6 +12,7 @@
 #include "program/plan.h"
 #include "program/resampling.h"
 #include "program/stack.h"
+#include "program/trusted.h"
 #include "program/views.h"
 
 namespace oxytorch::runtime {
@@ -42,7 +43,7 @@ struct Step {
   std::vector<Argument> arguments;
   std::vector<std::int32_t> results;  // slots; -1 for none
   bool returns_list = false;
-  std::int64_t gates = 0;  // of a recurrent operator of torch's, whose sizes are checked
+  TrustedCheck check = nullptr;  // of its arguments, before torch is called
   char arithmetic = 0;
   Threads threads = Threads::kOne;
   bool gathers = false;  // another step for the team follows, and none of torch's before it

@@ -20,7 +20,7 @@ from oxytorch.benchmark.zoo.cases import ZOO
 
 MODELS = {**ZOO, **CASES}
 
-SAMPLE, PROGRAM = "oxytorch_sample", "oxytorch_program"
+PASSES, PROGRAM = "oxytorch_passes", "oxytorch_program"
 
 
 def why_none(model: nn.Module) -> str | None:
@@ -36,27 +36,30 @@ def why_none(model: nn.Module) -> str | None:
     return f"with it: {timed[0]}" if timed else "the passes that are faster leave none"
 
 
-def prepare_program(task: Task) -> Runner:
-    """`oxytorch.optimize(model, sample_input=..., graph=True)`."""
+def _prepared(graph: bool, task: Task) -> Runner:
+    """`oxytorch.optimize(model, sample_input=..., graph=...)`."""
     return optimized(
         task,
-        lambda model: {"no_program": why_none(model)},
+        lambda model: {"no_program": why_none(model)} if graph else {},
         dtype=None if task.dtype == torch.float32 else task.dtype,
         sample_input=task.inputs,
-        graph=True,
+        graph=graph,
     )
 
 
 CONTESTANTS = {
-    **{name: peer for name, peer in zoo.CONTESTANTS.items() if name != "oxytorch"},
-    **by_name(Peer(PROGRAM, "oxytorch, graph", prepare_program)),
+    **{name: peer for name, peer in zoo.CONTESTANTS.items() if name not in zoo.OURS},
+    **by_name(
+        Peer(PASSES, "oxytorch, no graph", partial(_prepared, False)),
+        Peer(PROGRAM, "oxytorch, graph", partial(_prepared, True)),
+    ),
 }
-"""Stock ways, and ours with `sample_input`, without and with `graph=True`."""
+"""Stock ways, and ours with `sample_input`, with `graph=False` and with `graph=True`."""
 
 
 def contestants(dtype: str) -> list[str]:
     """Who takes part in a dtype."""
-    return [*(name for name in zoo.contestants(dtype) if name in CONTESTANTS), PROGRAM]
+    return [*(name for name in zoo.contestants(dtype) if name in CONTESTANTS), PASSES, PROGRAM]
 
 
 _run = partial(run_model, contestants=CONTESTANTS, eager_may_fail=True)

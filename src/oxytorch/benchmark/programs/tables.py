@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from oxytorch.benchmark.core.results import Result, is_measured
 from oxytorch.benchmark.core.rounds import Spread, paired_ratio
-from oxytorch.benchmark.programs.runs import PROGRAM, SAMPLE
+from oxytorch.benchmark.programs.runs import PASSES, PROGRAM
 from oxytorch.benchmark.report.tables import (
     Table,
     fastest_other,
@@ -20,24 +20,24 @@ from oxytorch.benchmark.report.tables import (
 from oxytorch.benchmark.zoo.tables import speed_over_stock
 
 COLUMNS = (
-    *("model", "batch", "stock", "sample", "over stock"),
-    *("graph", "over stock", "over sample", "optimize"),
+    *("model", "batch", "stock", "passes", "over stock"),
+    *("graph", "over stock", "over passes", "optimize"),
 )
-"""Of every row; optimize: seconds of `optimize` with the sample alone, and with `graph=True`."""
+"""Of every row; optimize: seconds of `optimize` with `graph=False`, and with `graph=True`."""
 
 
-def speed_over_sample(result: Result) -> Spread | None:
+def speed_over_passes(result: Result) -> Spread | None:
     """How many times faster `graph=True` is than the other passes, round by round."""
-    program, sample = peer_record(result, PROGRAM), peer_record(result, SAMPLE)
-    if program is None or sample is None or not (is_measured(program) and is_measured(sample)):
+    program, passes = peer_record(result, PROGRAM), peer_record(result, PASSES)
+    if program is None or passes is None or not (is_measured(program) and is_measured(passes)):
         return None
-    return paired_ratio(sample["rounds"], program["rounds"])
+    return paired_ratio(passes["rounds"], program["rounds"])
 
 
 def speeds(result: Result) -> tuple[Spread | None, ...]:
-    """Of the sample over stock, of the program over stock, of the program over the sample."""
-    over_stock = (speed_over_stock(result, peer) for peer in (SAMPLE, PROGRAM))
-    return *over_stock, speed_over_sample(result)
+    """Of the passes over stock, of the program over stock, of the program over the passes."""
+    over_stock = (speed_over_stock(result, peer) for peer in (PASSES, PROGRAM))
+    return *over_stock, speed_over_passes(result)
 
 
 def no_program(result: Result) -> str | None:
@@ -50,18 +50,18 @@ def no_program(result: Result) -> str | None:
 def row(result: Result) -> list[str]:
     """The cells of a model, in the order of `COLUMNS`."""
     stock = fastest_other(result)
-    sample, program = (peer_record(result, peer) for peer in (SAMPLE, PROGRAM))
+    passes, program = (peer_record(result, peer) for peer in (PASSES, PROGRAM))
     ratios = ["-" if each is None else f"{each['median']:.2f}x" for each in speeds(result)]
     costs = [
         f"{record['notes']['optimize_seconds']:.1f}"
-        for record in (sample, program)
+        for record in (passes, program)
         if record is not None and "optimize_seconds" in record["notes"]
     ]
     return [
         result["title"],
         str(result["batch"]),
         "-" if stock is None else milliseconds(stock["seconds"]["median"]),
-        *(time_cell(sample), ratios[0]),
+        *(time_cell(passes), ratios[0]),
         *(time_cell(program), *ratios[1:]),
         f"{' / '.join(costs)} s" if costs else "-",
     ]
