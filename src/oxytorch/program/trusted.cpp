@@ -226,8 +226,7 @@ void check_alias(const Call& call) {
     return last;
   };
   require(sizes.size() == strides.size() && numel(sizes) == numel(from), "as many elements");
-  require(numel(from) == 0 ||
-              reach(sizes, strides, sizes.size()) <= reach(from, own, from.size()),
+  require(numel(from) == 0 || reach(sizes, strides, sizes.size()) <= reach(from, own, from.size()),
           "elements of the tensor");
 }
 
