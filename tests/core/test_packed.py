@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import oxytorch
 from oxytorch.core.packed import PackedTensor
+from oxytorch.ops.linear import PackedLinearWeight
 
 pytestmark = pytest.mark.usefixtures("pack_small_layers")
 
@@ -76,3 +78,55 @@ def test_autocast_refers_weakly_to_a_parameter_that_is_replaced(
     assert {type(p) for p in (*model.parameters(), *before)} == {nn.Parameter}
     for parameter, source in zip(model.parameters(), stock.parameters(), strict=True):
         assert torch.equal(parameter, source)
+
+
+def _double(value: float) -> float:
+    return value * 2
+
+
+WAYS: dict[str, Callable[[Tensor], object]] = {
+    "apply_": lambda w: w.detach().apply_(_double),
+    "apply_ of data": lambda w: w.data.apply_(_double),
+    "map_": lambda w: w.detach().map_(torch.ones_like(w), lambda a, _: 2 * a),
+    "set_": lambda w: torch.empty(0).set_(w.detach()).mul_(2),
+    "unsafe_split": lambda w: [part.mul_(2) for part in w.unsafe_split(1)],
+    "unsafe_split_with_sizes": lambda w: [p.mul_(2) for p in w.unsafe_split_with_sizes([1, 2])],
+    "unsafe_chunk": lambda w: [part.mul_(2) for part in w.unsafe_chunk(2)],
+    "_unsafe_view": lambda w: torch.ops.aten._unsafe_view(w, [-1]).mul_(2),
+    "DLPack": lambda w: torch.from_dlpack(w.detach()).mul_(2),
+}
+"""Writes, some of them by operators whose schemas do not say that they share memory."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_untold_writes_reach_the_weight(way: str) -> None:
+    layer = nn.Linear(5, 3)
+    expected = 2 * layer.weight.detach()
+    layer.weight = PackedLinearWeight(layer.weight.detach(), in_panels=True).as_parameter(True)
+    with torch.no_grad():
+        WAYS[way](layer.weight)
+        torch.testing.assert_close(layer.weight.detach().clone(), expected)
+        torch.testing.assert_close(layer(torch.eye(5)), expected.t() + layer.bias)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        torch.utils.dlpack.to_dlpack,
+        Tensor.data_ptr,
+        lambda w: torch.ones(3, 5).map_(w, lambda a, _: a),
+        lambda w: Tensor.apply_(w, _double),
+    ],
+)
+def test_code_below_python_gets_an_error_and_no_memory(read: Callable[[Tensor], object]) -> None:
+    weight = PackedLinearWeight(torch.randn(3, 5), in_panels=True)
+    with pytest.raises(RuntimeError, match="data pointer|not supported"):
+        read(weight)
+
+
+@pytest.mark.parametrize("name", ["apply_", "map_"])
+def test_functions_of_elements_want_no_gradient(name: str) -> None:
+    weight = PackedLinearWeight(torch.randn(3, 5), in_panels=True).as_parameter(True)
+    given = (_double,) if name == "apply_" else (torch.ones(3, 5), max)
+    with pytest.raises(RuntimeError, match=f"Can't call {name}"):
+        getattr(weight, name)(*given)

@@ -13,6 +13,14 @@ _OF_FORM = frozenset(
      "swapdims_", "t_", "transpose_", "unsqueeze_"]
 )  # fmt: skip
 
+_UNTOLD = {
+    **dict.fromkeys(
+        ["_unsafe_view", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"], "self"
+    ),
+    "set_": "source",
+}
+"""Arguments whose memory a result shares without the schema saying so."""
+
 
 class Uses(NamedTuple):
     """What an operator does with its arguments: their names, those that it writes to, and those
@@ -40,7 +48,9 @@ def uses_of(func: Any) -> Uses:
     arguments = func._schema.arguments
     marked = [a for a in arguments if a.alias_info is not None]
     written = frozenset(a.name for a in marked if a.alias_info.is_write)
+    name = func._schema.name.partition("::")[2]
     aliased = frozenset(a.name for a in marked if not a.alias_info.is_write)
+    aliased |= {_UNTOLD.get(name)} & {a.name for a in arguments}
     has_lists = any("Tensor" in str(a.type) and "List" in str(a.type) for a in arguments)
     return Uses(
         tuple(a.name for a in arguments),
@@ -48,7 +58,7 @@ def uses_of(func: Any) -> Uses:
         aliased,
         tuple(a.name in aliased for a in arguments),
         not written and not has_lists,
-        bool(written) and func._schema.name.partition("::")[2] in _OF_FORM,
+        bool(written) and name in _OF_FORM,
         bool(aliased) and not written and func._can_decompose(),
     )
 

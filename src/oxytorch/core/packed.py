@@ -81,6 +81,8 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
                 requires_grad=False,
                 storage_size=0,
             )
+        # Code of torch's that asks for its own memory would read from address 0.
+        torch._C._set_throw_on_mutable_data_ptr(result)
         result.cell = Cell() if cell is None else cell
         return result
 
@@ -329,6 +331,23 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     def tolist(self) -> Any:
         return self.values().tolist()
+
+    def apply_(self: _Self, callable: Any) -> _Self:
+        self._check_written_by("apply_")
+        self.copy_(self.dense().apply_(callable))
+        return self
+
+    def map_(self: _Self, tensor: Tensor, callable: Any) -> _Self:
+        self._check_written_by("map_")
+        self.copy_(self.dense().map_(tensor.clone(), callable))
+        return self
+
+    def _check_written_by(self, name: str) -> None:
+        if self.requires_grad:
+            raise RuntimeError(
+                f"Can't call {name}() on Variable that requires grad. "
+                f"Use var.detach().{name}() instead."
+            )
 
     def data_ptr(self) -> int:
         return self.pin().data_ptr()

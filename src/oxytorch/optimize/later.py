@@ -33,7 +33,7 @@ from ..program.call_report import replays_of
 from ..program.codes import Codes
 from ..program.eligible import ParameterWatch, is_special
 from ..program.inputs import ForeignError, ModuleCall, form_of_call
-from ..program.looks import KNOWN_ARGUMENTS, in_words
+from ..program.looks import CHANGES, KNOWN_ARGUMENTS, in_words
 from ..program.reachable import Reachable
 from ..program.replay import Replay
 from ..rewriting import measure, turns
@@ -159,6 +159,7 @@ class WaitingForward(AroundForward):
         self._looks: dict[Hashable, Reachable] = {}
         self._has_moved = False
         self._delays: dict[str, int] = {}
+        self.latest = ""  # there was none by the latest try
         self.why = ""  # there will be no program
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -178,6 +179,8 @@ class WaitingForward(AroundForward):
         """What becomes of the calls."""
         if self.why:
             return [f"no program is made: {self.why}"]
+        if self.latest:
+            return [f"no program is made for now: {self.latest}"]
         return [f"a program is tried at call {CALLS} of an input signature"]
 
     def leave(self, log: ChangeLog) -> None:
@@ -268,6 +271,7 @@ class WaitingForward(AroundForward):
             self.why = in_words(error)
         value = self._run(call.args, call.kwargs)
         if look is None or before is None or self._has_moved:
+            self.latest = CHANGES
             return value, False
         if not (look.is_current() and before.holds() and call.has_kept_its_form()):
             self.why = "its code writes to its input or keeps a state"
@@ -282,6 +286,7 @@ class WaitingForward(AroundForward):
 
     def _put_off(self, why: str) -> None:
         """Try a later call, unless this is the reason again and again."""
+        self.latest = why
         self._delays[why] = self._delays.get(why, 0) + 1
         if self._delays[why] == MOST_DELAYS:
             self.why = why

@@ -13,6 +13,8 @@ from .reachable import Reachable
 
 KNOWN_ARGUMENTS = "it is called with a tensor or a list that its code can reach by another way, too"
 
+CHANGES = "what its code can read changes from call to call"
+
 
 @dataclass(frozen=True)
 class Look:

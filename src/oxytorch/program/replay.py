@@ -30,7 +30,7 @@ from .codes import Codes
 from .eligible import HELD, SPECIAL, ParameterWatch, is_special
 from .families import Programs, Seen
 from .inputs import ForeignError, ModuleCall, form_of_call
-from .looks import KNOWN_ARGUMENTS, Look, forms_of_output, in_words
+from .looks import CHANGES, KNOWN_ARGUMENTS, Look, forms_of_output, in_words
 from .outputs import OutputStructure, containers, output_tensors
 from .passes.quantized_layers import Layers
 from .patience import Patience
@@ -375,7 +375,7 @@ class Replay(AroundForward):
             look = self._before.pop(call.form, None)
             if look is None or not look.state.is_current():
                 if look is not None:
-                    self.latest = "what its code can read changes from call to call"
+                    self.latest = CHANGES
                 return (self._look(call),)
             if look.state.holds_arguments(call):
                 self.latest = KNOWN_ARGUMENTS
