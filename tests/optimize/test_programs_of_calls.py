@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from oxytorch.core.packed import PackedTensor
 from oxytorch.optimize import later
 from oxytorch.optimize.later import Gate, Plan, WaitingForward
 from oxytorch.optimize.passes import program
-from oxytorch.program import passes
+from oxytorch.program import looks, passes
 from oxytorch.program.replay import Replay
 from oxytorch.rewriting import measure
 
@@ -498,6 +498,23 @@ def test_code_that_is_not_pure_runs_as_often_as_it_is_called(kind: Any, why: str
     torch.testing.assert_close(given, left, rtol=0, atol=0)
     assert torch.equal(torch.rand(1), drawn)
     assert why in "\n".join(oxytorch.explain(fast).calls) and _packed(fast)
+
+
+class Renewed(Encoder):
+    factors: ClassVar[list[float]] = [1.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.factors[0]
+
+
+def test_explain_tells_why_a_model_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = Renewed().eval(), _rows()
+    fast = oxytorch.optimize(net)
+    with torch.no_grad():
+        for number in range(later.CALLS + 2):
+            monkeypatch.setattr(Renewed, "factors", [1.0 + number])
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+    assert oxytorch.explain(fast).calls == [f"no program is made for now: {looks.CHANGES}"]
 
 
 class Options:
