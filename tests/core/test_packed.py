@@ -93,6 +93,8 @@ WAYS: dict[str, Callable[[Tensor], object]] = {
     "unsafe_split_with_sizes": lambda w: [p.mul_(2) for p in w.unsafe_split_with_sizes([1, 2])],
     "unsafe_chunk": lambda w: [part.mul_(2) for part in w.unsafe_chunk(2)],
     "_unsafe_view": lambda w: torch.ops.aten._unsafe_view(w, [-1]).mul_(2),
+    "copy.copy": lambda w: copy.copy(w).mul_(2),
+    "copy.copy of an alias": lambda w: copy.copy(w.detach()).mul_(2),
     "DLPack": lambda w: torch.from_dlpack(w.detach()).mul_(2),
 }
 """Writes, some of them by operators whose schemas do not say that they share memory."""

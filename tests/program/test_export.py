@@ -203,6 +203,23 @@ def test_sizes_are_served_and_refused_as_by_torch(loaded: bool) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
+def test_arguments_without_names_share_a_size(strict: bool) -> None:
+    class Sum(nn.Module):
+        def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
+            return x.sum() + rest[0] + rest[1]
+
+    given, batch = (torch.ones(2), torch.ones(4, 3), torch.ones(4, 3)), Dim("batch")
+    sizes = (None, ({0: batch}, {0: batch}))
+    exported = torch.export.export(Sum(), given, dynamic_shapes=sizes, strict=strict)
+    program = oxytorch.optimize(exported)
+    for count in (2, 5):
+        rest = torch.randn(count, 3), torch.randn(count, 3)
+        _same(program(torch.ones(2), *rest), Sum()(torch.ones(2), *rest))
+    with pytest.raises(ValueError, match=r"expected sizes with rest_1.shape\[0\] =="):
+        program(torch.ones(2), torch.ones(4, 3), torch.ones(3, 3))
+
+
+@pytest.mark.parametrize("strict", [False, True])
 def test_guards_that_nobody_declared(strict: bool) -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor, parts: dict[str, Any], n: int) -> Any:

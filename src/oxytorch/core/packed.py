@@ -393,6 +393,10 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
             return repr(nn.Parameter(self.values(), self.requires_grad))
         return repr(self.values())
 
+    def __copy__(self) -> Tensor:
+        is_parameter = isinstance(self, nn.Parameter)
+        return nn.Parameter(self.detach(), self.requires_grad) if is_parameter else self.detach()
+
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         if id(self) not in memo:
             key = id(self.cell)

@@ -208,7 +208,8 @@ class Capture:
             return total
         sign = _ARITHMETIC.get(node.target)
         if sign is None or node.kwargs or len(node.args) != 2:
-            raise CaptureError(f"it computes sizes with {node.target}")
+            name = getattr(node.target, "__name__", node.target)
+            raise CaptureError(f"it computes sizes with {name}")
         return self.emit(sign, [self.size(a) for a in node.args], Value(is_size=True))
 
     def size(self, argument: Any) -> Argument:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -304,6 +305,9 @@ def _user_inputs(exported: ExportedProgram) -> list[tuple[fx.Node, Any]]:
     return [(node, spec.arg) for node, spec in pairs if spec.kind is InputKind.USER_INPUT]
 
 
+_OF_REST = re.compile(r"\['(\w+)_(\d+)'\]")
+
+
 class _Sizes:
     """What an exported program asks of the sizes of its inputs."""
 
@@ -324,12 +328,18 @@ class _Sizes:
         ):
             source = f"L{_pytree.keystr(path)}"
             meta = node.meta.get("val")
-            for name in (source, f"L['flat_args'][{place}]"):
+            # `*rest` of a forward is called rest_0, rest_1 ... in the exported module.
+            in_rest = _OF_REST.sub(r"['\1'][\2]", _pytree.keystr(path[:1]))
+            for name in (
+                source,
+                f"L['flat_args'][{place}]",
+                f"L{in_rest}{_pytree.keystr(path[1:])}",
+            ):
                 if isinstance(meta, Tensor):
                     for dim in range(meta.dim()):
-                        self._sources[f"{name}.size()[{dim}]"] = ["size", place, dim]
+                        self._sources.setdefault(f"{name}.size()[{dim}]", ["size", place, dim])
                 else:
-                    self._sources[name] = ["value", place]
+                    self._sources.setdefault(name, ["value", place])
             if isinstance(meta, Tensor):
                 dims += [(size, ["size", place, dim]) for dim, size in enumerate(meta.shape)]
             else:
