@@ -117,10 +117,16 @@ def _add(capture: Capture, node: fx.Node) -> None:
     try:
         capture.add(node)
     except CaptureError as error:
-        name = str(node.target)
+        name = _name(node.target)
         if node.op != "call_function" or name in str(error):
             raise
         raise CaptureError(f"{name}: {error}") from error
+
+
+def _name(target: Any) -> str:
+    """What errors call an operator or a function of Python."""
+    is_operator = isinstance(target, torch._ops.OperatorBase)
+    return str(target) if is_operator else getattr(target, "__name__", str(target))
 
 
 class Capture:
@@ -208,8 +214,7 @@ class Capture:
             return total
         sign = _ARITHMETIC.get(node.target)
         if sign is None or node.kwargs or len(node.args) != 2:
-            name = getattr(node.target, "__name__", node.target)
-            raise CaptureError(f"it computes sizes with {name}")
+            raise CaptureError(f"it computes sizes with {_name(node.target)}")
         return self.emit(sign, [self.size(a) for a in node.args], Value(is_size=True))
 
     def size(self, argument: Any) -> Argument:
