@@ -27,8 +27,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oxytorch.program import check
+from oxytorch.program.calls import in_order
 from oxytorch.program.program import Some, Step, Steps, Value
-from oxytorch.program.words import word_of
+from oxytorch.program.words import target_of, word_of
 
 CALLS = 100
 """Of one operator by one process."""
@@ -49,10 +50,6 @@ FLOATS = (0.0, 1.0, -0.5, 1.7, 1e300, float("nan"), float("inf"), -1e-30)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 
 
-def target_of(schema: Any) -> str:
-    return f"{schema.name}.{schema.overload_name}".rstrip(".")
-
-
 class Recorded(TorchDispatchMode):
     """Keeps the first calls of each operator."""
 
@@ -61,11 +58,10 @@ class Recorded(TorchDispatchMode):
         self.calls: dict[str, list[Sample]] = defaultdict(list)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, schema = kwargs or {}, func._schema
-        found = self.calls[target_of(schema)]
+        kwargs = kwargs or {}
+        found = self.calls[target_of(func._schema)]
         if len(found) < SAMPLES:
-            rest = schema.arguments[len(args) :]
-            found.append((schema, [*args, *(kwargs.get(a.name, a.default_value) for a in rest)]))
+            found.append((func._schema, [*in_order(func, args, kwargs)]))
         return func(*args, **kwargs)
 
 

@@ -333,21 +333,20 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         return self.values().tolist()
 
     def apply_(self: _Self, callable: Any) -> _Self:
-        self._check_written_by("apply_")
-        self.copy_(self.dense().apply_(callable))
-        return self
+        return self._written_by("apply_", callable)
 
     def map_(self: _Self, tensor: Tensor, callable: Any) -> _Self:
-        self._check_written_by("map_")
-        self.copy_(self.dense().map_(tensor.clone(), callable))
-        return self
+        return self._written_by("map_", tensor.clone(), callable)
 
-    def _check_written_by(self, name: str) -> None:
+    def _written_by(self: _Self, name: str, *given: Any) -> _Self:
+        """What a method that knows no dispatch makes of the plain values becomes the weight."""
         if self.requires_grad:
             raise RuntimeError(
                 f"Can't call {name}() on Variable that requires grad. "
                 f"Use var.detach().{name}() instead."
             )
+        self.copy_(getattr(self.dense(), name)(*given))
+        return self
 
     def data_ptr(self) -> int:
         return self.pin().data_ptr()
@@ -394,8 +393,8 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         return repr(self.values())
 
     def __copy__(self) -> Tensor:
-        is_parameter = isinstance(self, nn.Parameter)
-        return nn.Parameter(self.detach(), self.requires_grad) if is_parameter else self.detach()
+        alias = self.detach()
+        return nn.Parameter(alias, self.requires_grad) if isinstance(self, nn.Parameter) else alias
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         if id(self) not in memo:

@@ -21,7 +21,7 @@ from .calls import in_order
 from .other_operators import SPECIAL, meta_of
 from .program import Argument, Some, Step, Steps, Value
 from .tape import is_random
-from .words import DTYPES_OF, holds, word_of
+from .words import DTYPES_OF, holds, target_of, word_of
 
 _aten = torch.ops.aten
 
@@ -252,7 +252,7 @@ class Capture:
             for value, argument in zip(arguments, schema.arguments, strict=True)
         ]
         kinds = [returned.type.kind() for returned in schema.returns]
-        target = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+        target = target_of(schema)
         if kinds == ["ListType"]:
             results = [Value() for _ in node.meta["val"]]
             is_view = schema.returns[0].alias_info is not None

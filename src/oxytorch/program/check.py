@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from . import allowed
+from .words import target_of
 
 _OTHER_TENSORS = re.compile(
     "|".join(
@@ -328,8 +329,8 @@ def _why_refused(namespace: str, own: str, schema: Any, kinds: Sequence[str]) ->
         return "it makes tensors that are not dense, or are on another device"
     if own.startswith("_") and own not in allowed.PRIVATE:
         return "it is internal to torch"
-    target = f"{own}.{schema.overload_name}".rstrip(".")
-    if target in allowed.TRUSTING or own.endswith(allowed.TRUSTING_ENDS):
+    with_overload = target_of(schema).partition("::")[2]
+    if with_overload in allowed.TRUSTING or own.endswith(allowed.TRUSTING_ENDS):
         return "torch takes its arguments on trust"
     return ""
 

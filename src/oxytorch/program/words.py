@@ -29,6 +29,11 @@ _KNOWN_DTYPES = (
 )  # fmt: skip
 
 
+def target_of(schema: Any) -> str:
+    """How a program calls an operator."""
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
+
+
 def name_of_dtype(dtype: torch.dtype) -> str:
     """The word for a dtype. Raises CaptureError if a program knows none."""
     if dtype not in _KNOWN_DTYPES:

@@ -47,7 +47,6 @@ from .written_attention import written_attention
 _log = logging.getLogger(__name__)
 
 _FAILS = "it fails"
-_QUANTIZING = ("smoothing.smooth", "quantized.quantize", "recurrent.quantize")
 
 ALWAYS: tuple[Pass, ...] = (
     spellings,
@@ -137,8 +136,6 @@ def improve(
         try:
             _run_all(editor, storable, layouts, quantization, left.union(failed))
         except RuntimeError as error:
-            if editor.by in _QUANTIZING:
-                raise CaptureError(f"its layers cannot be quantized: {error}") from error
             if editor.by in failed:  # it is not that pass
                 raise
             _log.info(
@@ -171,7 +168,10 @@ def _run_all(
     if follows:
         run(*FOLDS)
     if quantization is not None:
-        _quantize(editor, quantization)
+        try:
+            _quantize(editor, quantization)
+        except RuntimeError as error:
+            raise CaptureError(f"its layers cannot be quantized: {error}") from error
     if follows:
         run(*(STORABLE_CONVOLUTIONS if storable else CONVOLUTIONS))
     run(*(STORABLE if storable else WITH_LASTING))
